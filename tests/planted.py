@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 from builders import Arrays, build, weights
+from text_tables import read_table
 
 
 def pair(name: str, real: str, stored: str, back: str) -> str:
@@ -303,362 +304,175 @@ BETWEEN = matmul_constants(
 F8 = ml_dtypes.float8_e4m3fn
 
 
-def body(kind: str, text: str) -> str:
-    """Return the body of a Loop with one state, `last` and then `next`, of type `kind`."""
-    return (
-        f"body = step (int64 i, bool go, {kind} last) => (bool more, {kind} next) "
-        f"{{ more = Identity (go) {text} }}"
-    )
-
-
 def looped(end: str) -> str:
     """Return a product in a Loop, whose result `end` gives to the next step."""
     product = change(MATMUL, ("(x, s, z)", "(last, s, z)"), ("y = MatMul (d, k) }", f"{end}"))
     product = product.partition("{")[2]
-    step = body("float[2,4,64]", product)
-    return f"g (float[2,4,64] x) => (float[2,4,64] y) {{ y = Loop (n, go0, x) <{step}> }}"
+    kind = "float[2,4,64]"
+    return (
+        f"g ({kind} x) => ({kind} y) {{ y = Loop (n, go0, x) <body = step (int64 i, bool go, {kind} last) => "
+        f"(bool more, {kind} next) {{ more = Identity (go) {product} }}> }}"
+    )
 
 
-# A form of an operator that TensorRT refuses: name, output, text, constants, message, opset.
-FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
-    (
-        "TopK of 4000",
-        "float[4000] t",
-        "f = Reshape (y, flat) e = Concat <axis = 0> ("
-        + ", ".join(["f"] * 20)
-        + ") [odd] t, i = TopK (e, k1)",
-        {"flat": np.asarray([-1]), "k1": np.asarray([4000])},
-        "builder K exceeds the maximum",
-        21,
-    ),
-    (
-        "circular TensorScatter",
-        "float[1,8,6,6] t",
-        '[odd] t = TensorScatter <mode = "circular"> (y, y)',
-        {},
-        "parser Only linear mode",
-        24,
-    ),
-    (
-        "TensorScatter of three axes",
-        "float[8,6,6] t",
-        "f = Squeeze (y) [odd] t = TensorScatter (f, f)",
-        {},
-        "parser required to be 4D",
-        24,
-    ),
-    (
-        "Attention with its scores",
-        "float[1,8,6,6] t, float[1,8,6,6] o",
-        "[odd] t, , , o = Attention (y, y, y)",
-        {},
-        "parser one output",
-        23,
-    ),
-    (
-        "LinearAttention",
-        "float[8,6,6] t, float[8,1,6,6] o",
-        "f = Squeeze (y) "
-        '[odd] t, o = LinearAttention <q_num_heads = 1, kv_num_heads = 1, update_rule = "linear"> (f, f, f)',
-        {},
-        "parser failed to load LinearAttention",
-        27,
-    ),
-    (
-        "CausalConvWithState",
-        "float[8,6,6] t, float[8,6,1] o",
-        "f = Squeeze (y) [odd] t, o = CausalConvWithState (f, taps)",
-        {"taps": np.ones((6, 1, 2), np.float32)},
-        "parser failed to load CausalConvWithState",
-        27,
-    ),
-    (
-        "antialias",
-        "float[1,8,3,3] t",
-        '[odd] t = Resize <mode = "linear", antialias = 1> (y, , half)',
-        {"half": f32([1, 1, 0.5, 0.5])},
-        "parser Antialiasing is not supported",
-        21,
-    ),
-    (
-        "indices of MaxPool",
-        "int64[1,8,3,3] i",
-        "[odd] t, i = MaxPool <kernel_shape = [2,2], strides = [2,2]> (y)",
-        {},
-        "parser MaxPool",
-        21,
-    ),
-    *(
-        (
-            f"{op} with dilations",
-            "float[1,8,4,4] t",
-            f"[odd] t = {op} <kernel_shape = [2,2], dilations = [2,2]> (y)",
-            {},
-            "parser does not support dilations",
-            21,
-        )
-        for op in ("AveragePool", "LpPool", "MaxPool")
-    ),
-    (
-        "LpPool of the third power",
-        "float[1,8,5,5] t",
-        "[odd] t = LpPool <kernel_shape = [2,2], p = 3> (y)",
-        {},
-        "parser Only L1 and L2",
-        21,
-    ),
-    (
-        "LSTM of coupled gates",
-        "float[8,1,6,3] t",
-        "e = Reshape (y, steps) [odd] t = LSTM <hidden_size = 3, input_forget = 1> (e, lw, lr)",
-        {"steps": np.asarray([8, 6, 6]), "lw": f32(np.ones((1, 12, 6))), "lr": f32(np.ones((1, 12, 3)))},
-        "parser Coupled input/forget",
-        21,
-    ),
-    (
-        "BatchNormalization in training mode",
-        "float[1,8,6,6] t",
-        "[odd] t, m, v = BatchNormalization <training_mode = 1> (y, each, each, each, each)",
-        {"each": f32(np.ones(8))},
-        "parser training_mode",
-        21,
-    ),
-    (
-        "Dropout in training mode",
-        "float[1,8,6,6] t",
-        "[odd] t = Dropout (y, half_of, yes)",
-        {"half_of": f32(0.5), "yes": np.asarray(True)},
-        "parser training mode",
-        21,
-    ),
-    (
-        "Cast to int16",
-        "int16[1,8,6,6] t",
-        "[odd] t = Cast <to = 5> (y)",
-        {},
-        "parser Unsupported data type",
-        21,
-    ),
-    (
-        "Cast to float8",
-        "float[1,8,6,6] t",
-        "[odd] e = Cast <to = 17> (y) t = Cast <to = 1> (e)",
-        {},
-        "builder datatype FP8",
-        21,
-    ),
-    (
-        "GRU of an affine gate",
-        "float[8,1,6,3] t",
-        "e = Reshape (y, steps) "
-        '[odd] t = GRU <hidden_size = 3, activations = ["Sigmoid", "Affine"]> (e, lw, lr)',
-        {"steps": np.asarray([8, 6, 6]), "lw": f32(np.ones((1, 9, 6))), "lr": f32(np.ones((1, 9, 3)))},
-        "parser Unknown activation",
-        21,
-    ),
-    (
-        "Loop without a condition",
-        "float[1,8,6,6] t",
-        f"[odd] t = Loop (three, , y) <{body('float[1,8,6,6]', 'next = Sqrt (last)')}>",
-        {"three": np.asarray(3)},
-        "parser not registered",
-        21,
-    ),
-    (
-        "Scan without a state",
-        "float[1,8,6,6] t",
-        "[odd] t = Scan <num_scan_inputs = 1, body = one (float[8,6,6] i) => (float[8,6,6] o) "
-        "{ o = Sqrt (i) }> (y)",
-        {},
-        "parser Invalid Node",
-        21,
-    ),
-    (
-        "If of two ranks",
-        "float[N,M] t",
-        "m = ReduceMax <keepdims = 0> (y) yes = Cast <to = 9> (m) [odd] t = If (yes) "
-        "<then_branch = one () => (float[8,36] a) { a = Reshape (y, two) }, "
-        "else_branch = other () => (float[288] b) { b = Reshape (y, flat) }>",
-        {"two": np.asarray([8, 36]), "flat": np.asarray([288])},
-        "builder equal ranks",
-        21,
-    ),
-    (
-        "ReduceMax of computed axes",
-        "float[1,8,1,6] t",
-        "a = Add (first, first) [odd] t = ReduceMax (y, a)",
-        {"first": np.asarray([1])},
-        "parser Axis input must resolve",
-        21,
-    ),
-    (
-        "Squeeze of axes from data",
-        "float[N,M,P] t",
-        "m = ReduceMin (y) c = Cast <to = 7> (m) a = Reshape (c, first) [odd] t = Squeeze (y, a)",
-        {"first": np.asarray([1])},
-        "parser",
-        21,
-    ),
-    (
-        "cubic Resize of channels",
-        "float[1,16,12,12] t",
-        '[odd] t = Resize <mode = "cubic"> (y, , up)',
-        {"up": f32([1, 2, 2, 2])},
-        "parser cubic resizing",
-        21,
-    ),
-    (
-        "linear Resize of four axes",
-        "float[2,16,12,12] t",
-        '[odd] t = Resize <mode = "linear"> (y, , up)',
-        {"up": f32([2, 2, 2, 2])},
-        "parser linear resizing",
-        21,
-    ),
-    (
-        "Resize by scales from data",
-        "float[N,M,P,Q] t",
-        "m = ReduceMax <keepdims = 0> (y) r = Reshape (m, first) up = Concat <axis = 0> (r, r, r, r) "
-        "[odd] t = Resize (y, , up)",
-        {"first": np.asarray([1])},
-        "builder shape inference",
-        21,
-    ),
-    ("LRN of an even window", "float[1,8,6,6] t", "[odd] t = LRN <size = 4> (y)", {}, "parser", 21),
-    (
-        "InstanceNormalization of two axes",
-        "float[8,36] t",
-        "f = Reshape (y, two) [odd] t = InstanceNormalization (f, each, each)",
-        {"two": np.asarray([8, 36]), "each": f32(np.ones(36))},
-        "parser at least 3D",
-        21,
-    ),
-    (
-        "Conv of four spatial axes",
-        "float[1,8,6,6,1,1] t",
-        "e = Unsqueeze (y, ends) [odd] t = Conv (e, taps)",
-        {"ends": np.asarray([4, 5]), "taps": f32(np.ones((8, 8, 1, 1, 1, 1)))},
-        "parser",
-        21,
-    ),
-    (
-        "MaxPool of four spatial axes",
-        "float[1,8,5,5,1,1] t",
-        "e = Unsqueeze (y, ends) [odd] t = MaxPool <kernel_shape = [2,2,1,1]> (e)",
-        {"ends": np.asarray([4, 5])},
-        "parser kernel_shape misaligns",
-        21,
-    ),
-    (
-        "tensor of nine axes",
-        "float[1,1,1,1,1,8,6,6,1] t",
-        "[odd] t = Reshape (y, nine)",
-        {"nine": np.asarray([1, 1, 1, 1, 1, 8, 6, 6, 1])},
-        "parser",
-        21,
-    ),
-    ("NonZero", "int64[4,M] t", "[odd] t = NonZero (y)", {}, "parser plugin", 21),
-    (
-        "NonMaxSuppression",
-        "int64[M,3] t",
-        "[odd] t = NonMaxSuppression (boxes, points, few)",
-        {"boxes": f32(np.ones((1, 6, 4))), "points": f32(np.ones((1, 1, 6))), "few": np.asarray([2])},
-        "builder has no runners",
-        21,
-    ),
-    (
-        "RoiAlign",
-        "float[2,8,3,3] t",
-        "[odd] t = RoiAlign <output_height = 3, output_width = 3> (y, rois, first)",
-        {"rois": f32(np.ones((2, 4))), "first": np.asarray([0, 0])},
-        "parser ROIAlign plugin was not found",
-        21,
-    ),
-    *(
-        (f"Resize by {name}", "float[1,8,12,12] t", f"[odd] t = Resize <{text}> ({inputs})", more, says, 21)
-        for name, text, inputs, more, says in (
-            (
-                "half_pixel_symmetric",
-                'mode = "linear", coordinate_transformation_mode = "half_pixel_symmetric"',
-                "y, , up",
-                {"up": f32([1, 1, 2, 2])},
-                "parser transformationMode",
-            ),
-            (
-                "tf_crop_and_resize",
-                'mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize"',
-                "y, part, , whole",
-                {"part": f32([0, 0, 0, 0, 1, 1, 1, 1]), "whole": np.asarray([1, 8, 12, 12])},
-                "parser transformationMode",
-            ),
-            (
-                "ratio",
-                'mode = "linear", keep_aspect_ratio_policy = "not_larger", axes = [2, 3]',
-                "y, , , whole",
-                {"whole": np.asarray([12, 12])},
-                "parser keep_aspect_ratio_policy",
-            ),
-            (
-                "floor of tf_half_pixel_for_nn",
-                'coordinate_transformation_mode = "tf_half_pixel_for_nn", nearest_mode = "floor"',
-                "y, , up",
-                {"up": f32([1, 1, 2, 2])},
-                "parser ",
-            ),
-        )
-    ),
-    (
-        "LayerNormalization with its mean",
-        "float[1,8,6,1] t",
-        "[odd] l, t = LayerNormalization (y, ones)",
-        {"ones": f32(np.ones(6))},
-        "parser outputs for LayerNormalization",
-        21,
-    ),
-    (
-        "MatMul of integers",
-        "int32[1,8,6,6] t",
-        "i = Cast <to = 6> (y) [odd] t = MatMul (i, i)",
-        {},
-        "parser unsupported input type of INT32",
-        21,
-    ),
-    (
-        "uint8 numbers that are moved",
-        "uint8[1,8,6,6] t",
-        "i = Cast <to = 2> (y) [odd] t = Transpose <perm = [0,1,3,2]> (i)",
-        {},
-        "parser ",
-        21,
-    ),
-    (
-        "ScatterND that adds",
-        "float[1,8,6,6] t",
-        '[odd] t = ScatterND <reduction = "add"> (y, at, y)',
-        {"at": np.zeros((1, 1), np.int64)},
-        "parser reduction is not supported",
-        21,
-    ),
-    (
-        "ScatterElements that adds",
-        "float[1,8,6,6] t",
-        '[odd] t = ScatterElements <axis = 0, reduction = "add"> (y, at, y)',
-        {"at": np.zeros((1, 8, 6, 6), np.int64)},
-        "parser reduction",
-        21,
-    ),
-    (
-        "upper-case labels",
-        "float[1,8,6] t",
-        '[odd] t = Einsum <equation = "NCHW->NCH"> (y)',
-        {},
-        "parser Invalid character",
-        21,
-    ),
-)
+# Forms of operators that TensorRT refuses: name, outputs, message, the opset if it is not 21, and the nodes.
+FORMS = """
+TopK of 4000 | float[4000] t | builder K exceeds the maximum
+    f = Reshape (y, flat) e = Concat <axis = 0> (f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f)
+    [odd] t, i = TopK (e, k1)
+circular TensorScatter | float[1,8,6,6] t | parser Only linear mode | 24
+    [odd] t = TensorScatter <mode = "circular"> (y, y)
+TensorScatter of three axes | float[8,6,6] t | parser required to be 4D | 24
+    f = Squeeze (y) [odd] t = TensorScatter (f, f)
+Attention with its scores | float[1,8,6,6] t, float[1,8,6,6] o | parser one output | 23
+    [odd] t, , , o = Attention (y, y, y)
+LinearAttention | float[8,6,6] t, float[8,1,6,6] o | parser failed to load LinearAttention | 27
+    f = Squeeze (y) [odd] t, o = LinearAttention <q_num_heads = 1, kv_num_heads = 1, update_rule = "linear">
+    (f, f, f)
+CausalConvWithState | float[8,6,6] t, float[8,6,1] o | parser failed to load CausalConvWithState | 27
+    f = Squeeze (y) [odd] t, o = CausalConvWithState (f, taps)
+antialias | float[1,8,3,3] t | parser Antialiasing is not supported
+    [odd] t = Resize <mode = "linear", antialias = 1> (y, , half)
+indices of MaxPool | int64[1,8,3,3] i | parser MaxPool
+    [odd] t, i = MaxPool <kernel_shape = [2,2], strides = [2,2]> (y)
+AveragePool with dilations | float[1,8,4,4] t | parser does not support dilations
+    [odd] t = AveragePool <kernel_shape = [2,2], dilations = [2,2]> (y)
+LpPool with dilations | float[1,8,4,4] t | parser does not support dilations
+    [odd] t = LpPool <kernel_shape = [2,2], dilations = [2,2]> (y)
+MaxPool with dilations | float[1,8,4,4] t | parser does not support dilations
+    [odd] t = MaxPool <kernel_shape = [2,2], dilations = [2,2]> (y)
+LpPool of the third power | float[1,8,5,5] t | parser Only L1 and L2
+    [odd] t = LpPool <kernel_shape = [2,2], p = 3> (y)
+LSTM of coupled gates | float[8,1,6,3] t | parser Coupled input/forget
+    e = Reshape (y, steps) [odd] t = LSTM <hidden_size = 3, input_forget = 1> (e, lw, lr)
+BatchNormalization in training mode | float[1,8,6,6] t | parser training_mode
+    [odd] t, m, v = BatchNormalization <training_mode = 1> (y, each, each, each, each)
+Dropout in training mode | float[1,8,6,6] t | parser training mode
+    [odd] t = Dropout (y, half_of, training)
+Cast to int16 | int16[1,8,6,6] t | parser Unsupported data type
+    [odd] t = Cast <to = 5> (y)
+Cast to float8 | float[1,8,6,6] t | builder datatype FP8
+    [odd] e = Cast <to = 17> (y) t = Cast <to = 1> (e)
+GRU of an affine gate | float[8,1,6,3] t | parser Unknown activation
+    e = Reshape (y, steps) [odd] t = GRU <hidden_size = 3, activations = ["Sigmoid", "Affine"]> (e, gw, gr)
+Loop without a condition | float[1,8,6,6] t | parser not registered
+    [odd] t = Loop (three, , y) <body = step (int64 i, bool go, float[1,8,6,6] last) => (bool more,
+    float[1,8,6,6] next) { more = Identity (go) next = Sqrt (last) }>
+Scan without a state | float[1,8,6,6] t | parser Invalid Node
+    [odd] t = Scan <num_scan_inputs = 1, body = one (float[8,6,6] i) => (float[8,6,6] o) { o = Sqrt (i) }>
+    (y)
+If of two ranks | float[N,M] t | builder equal ranks
+    m = ReduceMax <keepdims = 0> (y) yes = Cast <to = 9> (m) [odd] t = If (yes) <then_branch = one () =>
+    (float[8,36] a) { a = Reshape (y, two) }, else_branch = other () => (float[288] b) { b = Reshape (y,
+    flat_all) }>
+ReduceMax of computed axes | float[1,8,1,6] t | parser Axis input must resolve
+    a = Add (first, first) [odd] t = ReduceMax (y, a)
+Squeeze of axes from data | float[N,M,P] t | parser
+    m = ReduceMin (y) c = Cast <to = 7> (m) a = Reshape (c, first) [odd] t = Squeeze (y, a)
+cubic Resize of channels | float[1,16,12,12] t | parser cubic resizing
+    [odd] t = Resize <mode = "cubic"> (y, , up_channels)
+linear Resize of four axes | float[2,16,12,12] t | parser linear resizing
+    [odd] t = Resize <mode = "linear"> (y, , up_all)
+Resize by scales from data | float[N,M,P,Q] t | builder shape inference
+    m = ReduceMax <keepdims = 0> (y) r = Reshape (m, first) by = Concat <axis = 0> (r, r, r, r) [odd] t =
+    Resize (y, , by)
+LRN of an even window | float[1,8,6,6] t | parser
+    [odd] t = LRN <size = 4> (y)
+InstanceNormalization of two axes | float[8,36] t | parser at least 3D
+    f = Reshape (y, two) [odd] t = InstanceNormalization (f, each36, each36)
+Conv of four spatial axes | float[1,8,6,6,1,1] t | parser
+    e = Unsqueeze (y, ends) [odd] t = Conv (e, filter)
+MaxPool of four spatial axes | float[1,8,5,5,1,1] t | parser kernel_shape misaligns
+    e = Unsqueeze (y, ends) [odd] t = MaxPool <kernel_shape = [2,2,1,1]> (e)
+tensor of nine axes | float[1,1,1,1,1,8,6,6,1] t | parser
+    [odd] t = Reshape (y, nine)
+NonZero | int64[4,M] t | parser plugin
+    [odd] t = NonZero (y)
+NonMaxSuppression | int64[M,3] t | builder has no runners
+    [odd] t = NonMaxSuppression (boxes, points, few)
+RoiAlign | float[2,8,3,3] t | parser ROIAlign plugin was not found
+    [odd] t = RoiAlign <output_height = 3, output_width = 3> (y, rois, batches)
+Resize by half_pixel_symmetric | float[1,8,12,12] t | parser transformationMode
+    [odd] t = Resize <mode = "linear", coordinate_transformation_mode = "half_pixel_symmetric"> (y, , up)
+Resize by tf_crop_and_resize | float[1,8,12,12] t | parser transformationMode
+    [odd] t = Resize <mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize"> (y, part, ,
+    whole)
+Resize by ratio | float[1,8,12,12] t | parser keep_aspect_ratio_policy
+    [odd] t = Resize <mode = "linear", keep_aspect_ratio_policy = "not_larger", axes = [2, 3]> (y, , ,
+    plane)
+Resize by floor of tf_half_pixel_for_nn | float[1,8,12,12] t | parser
+    [odd] t = Resize <coordinate_transformation_mode = "tf_half_pixel_for_nn", nearest_mode = "floor"> (y, ,
+    up)
+LayerNormalization with its mean | float[1,8,6,1] t | parser outputs for LayerNormalization
+    [odd] l, t = LayerNormalization (y, ones)
+MatMul of integers | int32[1,8,6,6] t | parser unsupported input type of INT32
+    i = Cast <to = 6> (y) [odd] t = MatMul (i, i)
+uint8 numbers that are moved | uint8[1,8,6,6] t | parser
+    i = Cast <to = 2> (y) [odd] t = Transpose <perm = [0,1,3,2]> (i)
+ScatterND that adds | float[1,8,6,6] t | parser reduction is not supported
+    [odd] t = ScatterND <reduction = "add"> (y, at, y)
+ScatterElements that adds | float[1,8,6,6] t | parser reduction
+    [odd] t = ScatterElements <axis = 0, reduction = "add"> (y, places, y)
+upper-case labels | float[1,8,6] t | parser Invalid character
+    [odd] t = Einsum <equation = "NCHW->NCH"> (y)
+"""
+OPERANDS: Arrays = {
+    "flat": np.asarray([-1]),
+    "k1": np.asarray([4000]),
+    "taps": f32(np.ones((6, 1, 2))),
+    "half": f32([1, 1, 0.5, 0.5]),
+    "steps": np.asarray([8, 6, 6]),
+    "lw": f32(np.ones((1, 12, 6))),
+    "lr": f32(np.ones((1, 12, 3))),
+    "each": f32(np.ones(8)),
+    "half_of": f32(0.5),
+    "training": np.asarray(True),
+    "gw": f32(np.ones((1, 9, 6))),
+    "gr": f32(np.ones((1, 9, 3))),
+    "three": np.asarray(3),
+    "two": np.asarray([8, 36]),
+    "flat_all": np.asarray([288]),
+    "first": np.asarray([1]),
+    "up_channels": f32([1, 2, 2, 2]),
+    "up_all": f32([2, 2, 2, 2]),
+    "each36": f32(np.ones(36)),
+    "ends": np.asarray([4, 5]),
+    "filter": f32(np.ones((8, 8, 1, 1, 1, 1))),
+    "nine": np.asarray([1, 1, 1, 1, 1, 8, 6, 6, 1]),
+    "boxes": f32(np.ones((1, 6, 4))),
+    "points": f32(np.ones((1, 1, 6))),
+    "few": np.asarray([2]),
+    "rois": f32(np.ones((2, 4))),
+    "batches": np.asarray([0, 0]),
+    "up": f32([1, 1, 2, 2]),
+    "part": f32([0, 0, 0, 0, 1, 1, 1, 1]),
+    "whole": np.asarray([1, 8, 12, 12]),
+    "plane": np.asarray([12, 12]),
+    "ones": f32(np.ones(6)),
+    "at": np.zeros((1, 1), np.int64),
+    "places": np.zeros((1, 8, 6, 6), np.int64),
+}
+"""Constants that the nodes of `FORMS` read, by name."""
+
+
+def named_in(text: str, arrays: Arrays) -> Arrays:
+    """Return the arrays whose names a text has."""
+    return {name: array for name, array in arrays.items() if re.search(rf"\b{name}\b", text)}
+
+
+def refused_form(head: str, text: str) -> Planted:
+    """Return CONV with the nodes of `text` behind it."""
+    name, out, real, *opset = head.split(" | ")
+    made = ("=> (float[1,8,6,6] y)", f"=> (float[1,8,6,6] y, {out})"), ("(d, k) }", f"(d, k) {text} }}")
+    constants = conv_constants(**named_in(text, OPERANDS))
+    finding = "refused operator-form odd"
+    return case(f"{name} beside a Conv", change(CONV, *made), constants, finding, real, *map(int, opset))
+
+
 NO_POINTS = (("(x, s, z)", "(x, s)"), ("(q, s, z)", "(q, s)"))
 ZEROS8 = np.zeros(8, np.int8)
 CUT = "parser Failed to import initializer"
+POSITIVE, POINT = "parser must all be positive", "parser Non-zero zero point"
 CONSTANT = "builder is only allowed before DQ"
 WEIGHT_QDQ = ("[wdq] k =", "[wq] wi = QuantizeLinear <axis = 0> (w, ws, wz)\n    [wdq] k =")
 
@@ -818,9 +632,10 @@ FED = {"int16": "parser Failed to convert", "uint32": "parser Failed to convert"
 
 def computed_scale(name: str, made: str, finding: str, real: str) -> Planted:
     """Return CONV with a scale that `made` computes from constants."""
-    used = {key: value for key, value in COMPUTED.items() if re.search(rf"\b{key}\b", made)}
     text = change(CONV, ("[xq]", f"[made] s = {made}\n    [xq]"))
-    return case(f"{name} makes the scale", text, conv_constants(s=None, **used), finding, real)
+    return case(
+        f"{name} makes the scale", text, conv_constants(s=None, **named_in(made, COMPUTED)), finding, real
+    )
 
 
 # Kinds that later rounds found: types, paths of weights, scales, recurrent operators.
@@ -836,7 +651,7 @@ LATER = (
                 ("float[1,8,6,6] x", f"float[{batch},8,6,6] x"),
                 ("(float[1,8,6,6] y)", "(float[] y)"),
             ),
-            conv_constants(s=None, **{k: v for k, v in SIZES.items() if re.search(rf"\b{k}\b", made)}),
+            conv_constants(s=None, **named_in(made, SIZES)),
             finding,
             real,
         )
@@ -1110,8 +925,21 @@ CASES = (
         "refused int8-operator m",
         "parser The fmod attribute",
     ),
-    case("int16 activation", CONV, conv_constants(z=np.int16(0)), "refused tensor-type xq", CUT),
-    case("uint16 activation", CONV, conv_constants(z=np.uint16(0)), "refused tensor-type xq", CUT),
+    *(
+        case(name, CONV, conv_constants(**changes), finding, real)
+        for name, changes, finding, real in (
+            ("int16 activation", {"z": np.int16(0)}, "refused tensor-type xq", CUT),
+            ("uint16 activation", {"z": np.uint16(0)}, "refused tensor-type xq", CUT),
+            ("uint8 activation, zero point 0", {"z": np.uint8(0)}, "wrong uint8 xq", "low"),
+            ("zero point 3", {"z": np.int8(3)}, "refused zero-point xq", POINT),
+            ("uint8 zero point 128", {"z": np.uint8(128)}, "refused zero-point xq", POINT),
+            ("scale 0", {"s": f32(0)}, "refused scale-value xq", POSITIVE),
+            ("negative scale", {"s": f32(-1)}, "refused scale-value xq", POSITIVE),
+            ("NaN scale", {"s": f32(np.nan)}, "refused scale-value xq", POSITIVE),
+            ("one scale of a weight is 0", {"ws": f32([0.1] * 7 + [0])}, "refused scale-value wdq", POSITIVE),
+            ("infinite scale", {"s": f32(np.inf)}, "wrong scale-value xq", "low"),
+        )
+    ),
     case(
         "int16 weight",
         CONV,
@@ -1152,7 +980,6 @@ CASES = (
         "refused tensor-type xq",
         "parser",
     ),
-    case("uint8 activation, zero point 0", CONV, conv_constants(z=np.uint8(0)), "wrong uint8 xq", "low"),
     case(
         "uint8 weight",
         CONV,
@@ -1196,49 +1023,12 @@ CASES = (
     ),
     # Scales and zero points.
     case(
-        "zero point 3",
-        CONV,
-        conv_constants(z=np.int8(3)),
-        "refused zero-point xq",
-        "parser Non-zero zero point",
-    ),
-    case(
-        "uint8 zero point 128",
-        CONV,
-        conv_constants(z=np.uint8(128)),
-        "refused zero-point xq",
-        "parser Non-zero zero point",
-    ),
-    case(
         "one zero point of a weight",
         CONV,
         conv_constants(wz=np.eye(8, dtype=np.int8)[0]),
         "refused zero-point wdq",
-        "parser Non-zero zero point",
+        POINT,
     ),
-    case("scale 0", CONV, conv_constants(s=f32(0)), "refused scale-value xq", "parser must all be positive"),
-    case(
-        "negative scale",
-        CONV,
-        conv_constants(s=f32(-1)),
-        "refused scale-value xq",
-        "parser must all be positive",
-    ),
-    case(
-        "NaN scale",
-        CONV,
-        conv_constants(s=f32(np.nan)),
-        "refused scale-value xq",
-        "parser must all be positive",
-    ),
-    case(
-        "one scale of a weight is 0",
-        CONV,
-        conv_constants(ws=f32([0.1] * 7 + [0])),
-        "refused scale-value wdq",
-        "parser must all be positive",
-    ),
-    case("infinite scale", CONV, conv_constants(s=f32(np.inf)), "wrong scale-value xq", "low"),
     case(
         "too few scales",
         CONV,
@@ -1348,21 +1138,7 @@ CASES = (
         "builder Quantized constant",
     ),
     # Forms of operators.
-    *(
-        case(
-            f"{name} beside a Conv",
-            change(
-                CONV,
-                ("=> (float[1,8,6,6] y)", f"=> (float[1,8,6,6] y, {out})"),
-                ("(d, k) }", f"(d, k) {text} }}"),
-            ),
-            conv_constants(**more),
-            "refused operator-form odd",
-            real,
-            opset,
-        )
-        for name, out, text, more, real, opset in FORMS
-    ),
+    *(refused_form(*found) for found in read_table(FORMS)),
     case(
         "clean TopK",
         change(

@@ -368,6 +368,7 @@ def other_book(proto: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("floats", ["fp16", "bf16"])
 def test_half_types_take_choices(name: str, floats: FloatName, tmp_path: Path) -> None:

@@ -42,15 +42,20 @@ from onnxfq.support.resources import package_file
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.record_moments import gather_moments
 
+COUNT = 24
+"""Samples of each network."""
+
 MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
 """A folder of trained networks, each in its own folder."""
 ORDER_FREE = sorted(name for name in observing_names() if name != "moving_average")
 
 
-def digits() -> tuple[Path, Feed]:
-    """The trained network of the package with 40 digits."""
+def digits(count: int = COUNT) -> tuple[Path, Feed]:
+    """The trained network of the package with some digits."""
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
-        images = data["images"][8000:8040].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
+        images = data["images"][8000 : 8000 + count].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(
+            255
+        )
     return package_file("digits", "digits_cnn.onnx"), {"image": images}
 
 
@@ -69,7 +74,7 @@ def tokens(folder: Path) -> tuple[Path, Feed]:
         },
     )
     onnx.save(model, folder / "tokens.onnx")
-    x = np.random.default_rng(0).standard_normal((40, 17, 32)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((COUNT, 17, 32)).astype(np.float32)
     return folder / "tokens.onnx", {"x": x}
 
 
@@ -79,14 +84,14 @@ def resnet20() -> tuple[Path, Feed]:
     if not found:
         pytest.skip("ONNXFQ_MODELS names no folder that has it")
     (spec,) = input_specs(load(found[0]).proto)
-    x = np.random.default_rng(0).standard_normal((40, *(spec.shape or ())[1:])).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((COUNT, *(spec.shape or ())[1:])).astype(np.float32)
     return found[0], {spec.name: x}
 
 
 def channels(folder: Path) -> tuple[Path, Feed]:
     """Convolutions whose channels fill no whole block of the runtime's layout."""
     onnx.save(narrow_channels(), folder / "channels.onnx")
-    return folder / "channels.onnx", {"x": np.concatenate([feed["x"] for feed in feeds_of(40)])}
+    return folder / "channels.onnx", {"x": np.concatenate([feed["x"] for feed in feeds_of(COUNT)])}
 
 
 INT8 = load_recipe("tensorrt-int8")
@@ -140,7 +145,7 @@ collect_statistics(model, plan, open_feeds(model.proto, sys.argv[2])).save(sys.a
 def split_over_processes(path: Path, data: Feed, recipe: Recipe, folder: Path) -> Statistics:
     """Each quarter observed by a separate process, merged last to first."""
     running = []
-    for number, part in enumerate(parts(data, 10)):
+    for number, part in enumerate(parts(data, COUNT // 4)):
         np.savez(folder / f"{number}.npz", **part)
         files = [str(path), str(folder / f"{number}.npz"), str(folder / f"{number}.stats.npz")]
         words = [sys.executable, "-c", OBSERVE, *files, recipe.model_dump_json()]
@@ -159,7 +164,7 @@ WAYS: dict[str, Callable[[Feed], object]] = {
     "all at once": lambda data: [data],
     "an array": lambda data: next(iter(data.values())),
     "reversed": lambda data: turned(data, slice(None, None, -1)),
-    "shuffled": lambda data: parts(turned(data, np.random.default_rng(5).permutation(40)), 7),
+    "shuffled": lambda data: parts(turned(data, np.random.default_rng(5).permutation(COUNT)), 7),
     "samples from a generator": one_by_one,
     "a function": lambda data: lambda: iter(parts(data, 3)),
 }
@@ -220,7 +225,7 @@ def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) ->
     for threads in (2, 4):
         options = onnxfq.RunOptions(threads=threads)
         made[f"{threads} threads"] = gather(f"{threads} threads", parts(data, 8), options=options)
-    pieces = parts(data, 10)
+    pieces = parts(data, COUNT // 4)
     files = [gather(f"r{i}", [one], ranges_only=True) for i, one in enumerate(pieces)]
     reduce(Statistics.merge, [one.statistics for one in files]).save(tmp_path / "ranges.npz")
     files = [gather(f"p{i}", [one], ranges=tmp_path / "ranges.npz") for i, one in enumerate(pieces)]
@@ -263,7 +268,7 @@ def uneven(folder: Path) -> tuple[Path, Feed]:
     )
     onnx.save(model, folder / "uneven.onnx")
     rng = np.random.default_rng(5)
-    x = rng.normal(size=(40, 3, 8, 8)) * np.exp(rng.normal(size=(40, 1, 1, 1)))
+    x = rng.normal(size=(COUNT, 3, 8, 8)) * np.exp(rng.normal(size=(COUNT, 1, 1, 1)))
     return folder / "uneven.onnx", {"x": x.astype(np.float32)}
 
 
@@ -371,27 +376,25 @@ def promised(path: Path, data: Feed) -> float:
 
 def test_a_promised_drop_in_any_order(tmp_path: Path) -> None:
     """Samples turned together with their labels, in any batches: the same layers stay in float."""
-    path, data = digits()
+    path, data = digits(40)
     (name, images), *_ = data.items()
     (tmp_path / "w4a8.yaml").write_text(W4A8)
     session = Session(load(path).proto, 1)
     labels = np.concatenate([session.run({name: one[None]})[0].argmax(-1).ravel() for one in images])
     rng, found = np.random.default_rng(3), {}
-    for batch in (1, 7, 0):
-        for turn in range(2):
-            order = rng.permutation(len(images)) if turn else np.arange(len(images))
-            made = onnxfq.quantize(
-                path,
-                {name: images[order]},
-                tmp_path / "q.onnx",
-                recipe=tmp_path / "w4a8.yaml",
-                accuracy=onnxfq.AccuracyTarget(
-                    max_drop=0.002, labels=labels[order].tolist(), metric=confidence
-                ),
-                options=onnxfq.RunOptions(batch=batch),
-            )
-            assert made.sensitivity is not None and made.sensitivity.remedy is not None
-            found[batch, turn] = hashlib.sha256((tmp_path / "q.onnx").read_bytes()).hexdigest()
+    for batch, is_turned in ((1, False), (7, True), (0, True)):
+        order = rng.permutation(len(images)) if is_turned else np.arange(len(images))
+        accuracy = onnxfq.AccuracyTarget(max_drop=0.002, labels=labels[order].tolist(), metric=confidence)
+        made = onnxfq.quantize(
+            path,
+            {name: images[order]},
+            tmp_path / "q.onnx",
+            recipe=tmp_path / "w4a8.yaml",
+            accuracy=accuracy,
+            options=onnxfq.RunOptions(batch=batch),
+        )
+        assert made.sensitivity is not None and made.sensitivity.remedy is not None
+        found[batch] = hashlib.sha256((tmp_path / "q.onnx").read_bytes()).hexdigest()
     assert len(set(found.values())) == 1, found
 
 

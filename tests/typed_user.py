@@ -78,7 +78,7 @@ def run_stages(path: Path, data: Iterator[Arrays]) -> None:
     encodings: onnxfq.Encodings = onnxfq.calibrate(model, plan, statistics)
     each: list[onnxfq.Encoding] = list(encodings.encodings)
     scales: list[NDArray[np.float32]] = [one.scale_array for one in each]
-    simulation: onnx.ModelProto = onnxfq.insert_fake_quantize(model, plan, encodings, switchable=True)
+    simulation: onnx.ModelProto = onnxfq.insert_fake_quantize(model, plan, encodings, switches="one")
     onnxfq.save(onnxfq.insert_qdq(model, plan, encodings), "q.onnx")
     matched: onnxfq.PlannedEncodings = onnxfq.match_encodings(model, plan, {"x": [{"quant_type": "QInt8"}]})
     planned: onnxfq.PlannedEncodings = onnxfq.plan_encodings(model, recipe, "scales.json")

@@ -44,7 +44,9 @@ def insert(
         if form == "qdq":
             inserted = insert_qdq(loaded, planned, encoded)
         else:
-            inserted = insert_fake_quantize(loaded, planned, encoded, switchable=switchable)
+            inserted = insert_fake_quantize(
+                loaded, planned, encoded, switches="one" if switchable else "none"
+            )
         save(inserted, output)
     coverage = [row._asdict() for row in planned.coverage()]
     record = {"form": form, "coverage": coverage, "files": [output]}

@@ -12,7 +12,7 @@ import numpy as np
 import pydantic
 from numpy.typing import ArrayLike, NDArray
 
-from onnxfq.calibration.calibrators import EXTERNAL, MINMAX, Calibrator
+from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.documents.array_file import (
     INLINE_LIMIT,
     KEEP_ARRAYS,
@@ -30,19 +30,6 @@ from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.records import Record, first_repeated, parse, read_content, write_document
-
-
-def lift_calibrator(fields: Any) -> Any:
-    """Return the fields of a placement or an encoding with the calibrator next to the spec, not in it.
-
-    Files of earlier versions have it in the spec, and name the calibrator of external scales `given`.
-    """
-    spec = fields.get("spec") if isinstance(fields, dict) else None
-    if not isinstance(spec, dict) or "calibrator" not in spec or "calibrator" in fields:
-        return fields
-    name = spec["calibrator"]
-    spec = {key: value for key, value in spec.items() if key != "calibrator"}
-    return fields | {"spec": spec, "calibrator": EXTERNAL if name == "given" else name}
 
 
 class Encoding(Record):
@@ -65,8 +52,6 @@ class Encoding(Record):
     zero_point: ZeroPointField
     global_scale: float | None = None
     calibrator: Calibrator = MINMAX
-
-    _lift = pydantic.model_validator(mode="before")(lift_calibrator)
 
     @pydantic.model_validator(mode="after")
     def _valid(self) -> Encoding:

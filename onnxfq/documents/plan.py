@@ -11,7 +11,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import BY_CHANNEL, MINMAX, Calibrator
-from onnxfq.documents.encodings import Encoding, lift_calibrator
+from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.rounding import NEAREST, RoundingMethod, Simulation
 from onnxfq.errors import PlanError
 from onnxfq.graph.model import Existing
@@ -43,8 +43,6 @@ class Placement(TensorUses):
     calibrator: Calibrator = MINMAX
     rounding: RoundingMethod = NEAREST
     stored: bool = False
-
-    _lift = pydantic.model_validator(mode="before")(lift_calibrator)
 
     @pydantic.model_validator(mode="after")
     def _dynamic_activation(self) -> Placement:
@@ -148,14 +146,6 @@ class Plan(Document):
     existing: Existing = "refuse"
     bridges: tuple[Bridge, ...] = ()
     simulation: Simulation = Simulation()
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _without_former_fields(cls, content: Any) -> Any:
-        """Leave out what plans of an earlier version say of equalization: results hold it now."""
-        if isinstance(content, dict):
-            return {name: value for name, value in content.items() if name != "equalization"}
-        return content
 
     @pydantic.model_validator(mode="after")
     def _placed_once(self) -> Plan:

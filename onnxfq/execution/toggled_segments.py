@@ -7,6 +7,7 @@ run with one switch on begins at its segment, from tensors of the float model.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from copy import deepcopy
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -122,8 +123,7 @@ class SwitchedSegments:
 
 def _without_quantizers(model: onnx.ModelProto, switches: Set[str]) -> onnx.ModelProto:
     """Return a copy of `model` that computes what it does with all `switches` off."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = deepcopy(model)
     for node in list_nodes(made.graph):
         if not switches & set(node.input):
             continue

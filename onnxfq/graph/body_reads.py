@@ -17,7 +17,7 @@ from onnx import helper
 
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.names import pick_name
-from onnxfq.graph.walk import bodies, list_graphs, list_nodes
+from onnxfq.graph.walk import bodies, list_graphs, list_nodes, rename_tensors
 
 PROPAGATED = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators over which ONNX Runtime moves pairs with one scale."""
@@ -87,18 +87,10 @@ def pair_moved_reads(proto: onnx.ModelProto) -> onnx.ModelProto:
             made.attribute.extend(pattern.attribute)
         for owner in graph.node:
             for body in bodies(owner):
-                _rename(body, moved, values)
+                rename_tensors(list_nodes(body), {moved: values}, made=False)
+                for output in (one for inner in list_graphs(body) for one in inner.output):
+                    output.name = values if output.name == moved else output.name
         at = list(graph.node).index(move) + 1
         for node in reversed(nodes):
             graph.node.insert(at, node)
     return paired
-
-
-def _rename(body: onnx.GraphProto, name: str, other: str) -> None:
-    for node in list_nodes(body):
-        for slot, read in enumerate(node.input):
-            if read == name:
-                node.input[slot] = other
-    for graph in list_graphs(body):
-        for output in graph.output:
-            output.name = other if output.name == name else output.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import onnx
@@ -43,3 +44,10 @@ def list_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
             for body in bodies(node):
                 found += list_nodes(body)
     return found
+
+
+def rename_tensors(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str], *, made: bool = True) -> None:
+    """Give tensors other names where nodes read them, and where nodes make them if `made`."""
+    for node in nodes:
+        for slots in (node.input, node.output) if made else (node.input,):
+            slots[:] = [names.get(name, name) for name in slots]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -23,8 +24,7 @@ from onnxfq.runtime.session import Session
 
 def _run_shapes(given: onnx.ModelProto, feed: Feed, tensors: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of computed `tensors` of the main graph on `feed`, without their values."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(given)
+    proto = deepcopy(given)
     taken = GraphIndex(proto.graph).names
     names = {tensor: taken.claim(f"{tensor}/shape") for tensor in tensors}
     proto.graph.node.extend(onnx.helper.make_node("Shape", [t], [n], n) for t, n in names.items())

@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxfq.graph.model import bodies, default_opset, list_graphs, replace_nodes
+from onnxfq.graph.model import bodies, default_opset, list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.graph.patterns.choices import ChoiceType
+from onnxfq.graph.walk import rename_tensors
 from onnxfq.numerics.float_types import FLOAT_CODES
 
 _GIVEN, _CAST, _OWN = "/given", "/cast", "/own"
@@ -41,9 +42,7 @@ def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, ChoiceType]
     # From opset 15 on a type of floats is found where the model has another one than the choice.
     floats = [name for name, one in choices.items() if one.kind in FLOAT_CODES and default_opset(proto) >= 15]
     reads = {name: given_name(name) + _CAST * (name in floats) for name in choices}
-    for one in list_graphs(graph):
-        for node in one.node:
-            node.input[:] = [reads.get(name, name) for name in node.input]
+    rename_tensors(list_nodes(graph), reads, made=False)
     for body in (body for node in graph.node for inner in bodies(node) for body in list_graphs(inner)):
         for value in body.output:
             value.name = reads.get(value.name, value.name)

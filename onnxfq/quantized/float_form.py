@@ -37,6 +37,7 @@ from onnxfq.graph.ops import (
 from onnxfq.graph.prune import remove_unread
 from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
+from onnxfq.graph.walk import rename_tensors
 from onnxfq.quantized.number_grids import (
     COMPARISONS,
     GridOperand,
@@ -506,9 +507,7 @@ class Unfolding(SourceGraph):
         real, floats = self.real.pop(name), partial(self.constant, kind=grid.floats)
         if real == name:
             real = self.names.claim(f"{name}/real")
-            for node in self.nodes:
-                for names in (node.input, node.output):
-                    names[:] = [real if one == name else one for one in names]
+            rename_tensors(self.nodes, {name: real})
         steps = self.compute("Div", [real, floats(f"{name}/scale", grid.scale)], f"{name}/steps")
         whole = self.compute("Round", [steps], f"{name}/rounded") if "int" in grid.kind.name else steps
         shifted = self.compute("Add", [whole, floats(f"{name}/zero", grid.zero)], f"{name}/numbers")

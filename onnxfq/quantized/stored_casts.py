@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -26,8 +28,7 @@ def pairs_of_casts(proto: onnx.ModelProto, source: str) -> onnx.ModelProto:
         return proto
     pairs = {node.output[0]: pair for node, pair in found}
     products = {pair.output[0] for pair in pairs.values()}
-    edited = onnx.ModelProto()
-    edited.CopyFrom(proto)
+    edited = deepcopy(proto)
     kept = [node for node in proto.graph.node if not products & {*node.output}]
     replace_nodes(edited.graph, [pairs.get("".join(node.output[:1]), node) for node in kept])
     for tensor in edited.graph.initializer:

@@ -46,7 +46,7 @@ def describe_cache_error(
     if not caches:
         return ""
     part = plan.model_copy(update={"placements": caches, "bridges": ()})
-    proto = insert_fake_quantize(model, part, encodings, switchable=True)
+    proto = insert_fake_quantize(model, part, encodings, switches="one")
     tensors = list(dict.fromkeys(_attended(proto, [use.node for p in caches for use in p.uses])))
     session = Session(with_outputs(proto, tensors), threads, exact=True)
     parts: list[str] = []

@@ -19,6 +19,7 @@ from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.signature import element_types
+from onnxfq.graph.walk import rename_tensors
 from onnxfq.numerics.float_types import HALF_TYPES
 
 BFLOAT16 = frozenset({HALF_TYPES["bf16"].onnx_type})
@@ -80,9 +81,7 @@ def _own_ends(proto: onnx.ModelProto, taken: Names, types: dict[str, int]) -> No
             types[inner], types[value.name] = _HALF, TensorProto.FLOAT
             ends = (value.name, inner) if to == _HALF else (inner, value.name)
             casts.append(helper.make_node("Cast", ends[:1], ends[1:], to=to))
-    for node in list_nodes(proto.graph):
-        for names in (node.input, node.output):
-            names[:] = [renamed.get(name, name) for name in names]
+    rename_tensors(list_nodes(proto.graph), renamed)
     for tensor in proto.graph.initializer:
         tensor.name = renamed.get(tensor.name, tensor.name)
     proto.graph.node.extend(last)

@@ -10,7 +10,7 @@ and single products of float32 are all that is computed: no bit depends on threa
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
 from statistics import NormalDist
@@ -21,8 +21,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxfq.data import Feed
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import bodies, default_opset, list_graphs, list_nodes, replace_nodes
-from onnxfq.graph.node_fields import attributes_of
+from onnxfq.graph.model import bodies, default_opset, list_nodes, replace_nodes
+from onnxfq.graph.node_fields import attributes_of, constant_value
 from onnxfq.graph.normalize.opset import lowest_ir, raise_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import inline_functions, name_tensors
@@ -277,17 +277,10 @@ def _constant(name: str, value: int | Sequence[int] | np.float32) -> onnx.NodePr
 
 def _false_constants(proto: onnx.ModelProto) -> set[str]:
     """Return the names of constants that are False."""
-    graphs = list_graphs(proto.graph)
-    tensors = [(t.name, t) for graph in graphs for t in graph.initializer]
-    nodes: Iterable[onnx.NodeProto] = (n for o in (proto.graph, *proto.functions) for n in list_nodes(o))
-    tensors += [
-        (node.output[0], attribute.t)
-        for node in nodes
-        if node.op_type == "Constant"
-        for attribute in node.attribute
-        if attribute.name == "value"
-    ]
-    bools = ((name, t) for name, t in tensors if t.data_type == TensorProto.BOOL)
+    nodes = [node for owner in (proto.graph, *proto.functions) for node in list_nodes(owner)]
+    made = [(node.output[0], constant_value(node)) for node in nodes if node.op_type == "Constant"]
+    tensors = (*GraphIndex.of_model(proto).constants.items(), *made)
+    bools = ((name, t) for name, t in tensors if t is not None and t.data_type == TensorProto.BOOL)
     return {name for name, tensor in bools if not numpy_helper.to_array(tensor).any()}
 
 

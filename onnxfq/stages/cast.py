@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import onnx
@@ -77,8 +78,7 @@ def compare_half(inputs: QuantizeSession, options: RunOptions) -> tuple[int, Eva
     Nodes whose values do not fit in float16 stay in float32, by the rules of the target.
     Raises DataError without feeds.
     """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(inputs.model.proto)
+    proto = deepcopy(inputs.model.proto)
     proto.metadata_props.add(key=TARGET_KEY, value=inputs.model.target)
     cast = cast_rest(inputs, proto, FloatOptions("fp16"), options)
     with weights_stored_in(inputs.scratch):

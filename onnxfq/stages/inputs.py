@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -215,8 +216,7 @@ def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Operators of new opsets that ONNX Runtime lacks are written out.
     """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model)
+    proto = deepcopy(model)
     name_nodes(proto)
     make_runnable(proto)
     return proto

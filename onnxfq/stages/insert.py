@@ -66,7 +66,6 @@ def insert_fake_quantize(
     plan: Plan,
     encodings: Encodings,
     *,
-    switchable: bool = False,
     switches: Switches = "none",
 ) -> onnx.ModelProto:
     """Return `model` with FakeQuantize nodes, to evaluate in ONNX Runtime with the custom-op library.
@@ -75,16 +74,14 @@ def insert_fake_quantize(
         model: the float model that the plan was made for.
         plan: the tensors to quantize, and the rounding mode and arithmetic of weights and nodes.
         encodings: of these tensors.
-        switchable: the same as switches="one".
         switches: with "one" all nodes read the optional input `onnxfq/enabled`; with false the model computes
             in float. With "each" that input has an element for each tensor, in the order of the list in the
             metadata `onnxfq.switches`, a JSON list.
     """
     plan = Calibrated.of(plan, encodings).plan
-    chosen = "one" if switchable and switches == "none" else switches
-    simulated = with_fake_quantize(_without_unreached(model, plan, encodings), plan, encodings, chosen)
+    simulated = with_fake_quantize(_without_unreached(model, plan, encodings), plan, encodings, switches)
     proto = with_provenance(simulated.proto, plan, encodings)
-    if chosen == "each":
+    if switches == "each":
         proto.metadata_props.add(key=SWITCHES_KEY, value=json.dumps(switched_tensors(plan)))
     return proto
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -145,8 +146,7 @@ def _prepare(
     used = {floats.name, overflow} - {"fp32"}
     has_pairs = any(node.op_type in QDQ_OPS for node in model.proto.graph.node)
     lowest = max(HALF_TYPES[name].min_opset if has_pairs or name == "bf16" else 0 for name in used)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = deepcopy(model.proto)
     entries = [entry for entry in proto.metadata_props if entry.key not in (TARGET_KEY, FLOAT_KEY)]
     del proto.metadata_props[:]
     proto.metadata_props.extend(entries)

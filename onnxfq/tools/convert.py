@@ -121,8 +121,7 @@ def convert(
         proto = pairs_of_casts(proto, source)
     if not is_quantized(proto):
         raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
-    given = onnx.ModelProto()
-    given.CopyFrom(proto)
+    given = deepcopy(proto)
     lowered = sum((n.op_type, n.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for n in proto.graph.node)
     lifted = lift(proto) if lowered else None
     if lifted is not None:

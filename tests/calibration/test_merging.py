@@ -27,6 +27,7 @@ from onnxfq.stages.observers import MergingObserver, ObserveOptions, StatisticsO
 from onnxfq.stages.plan import observation_plan
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("feed_ranges", [False, True], ids=["", "ranges of feeds"])
 @pytest.mark.parametrize(
     ("name", "groups"),
@@ -179,6 +180,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 @pytest.mark.parametrize("device", ["any", "cuda"])
 def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:

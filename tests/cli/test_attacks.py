@@ -521,6 +521,7 @@ def test_split_with_an_unnamed_output(server: CommandServer, tmp_path: Path) -> 
     assert ended.code == 0 and not ended.fault, ended
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("to", ["command", "child", "group"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_end_during_a_run(number: signal.Signals, to: str, tmp_path: Path) -> None:

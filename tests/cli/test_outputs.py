@@ -143,6 +143,7 @@ SEVERAL = {
 """Commands with several outputs; FOLDER is a new folder and then one with a file."""
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("line", SEVERAL, ids=lambda line: line.split()[0])
 @pytest.mark.parametrize("folder", ["new", "folder"])
 def test_an_output_that_cannot_take_its_name(

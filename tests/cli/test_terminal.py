@@ -99,11 +99,13 @@ def test_every_command_has_a_line() -> None:
 def test_lines_fit(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """At 80, 100 and 140 columns each line of several words fits; the words are those of a wide terminal."""
+    """At 80 and 140 columns each line of several words fits; the words are those of a wide terminal."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr("onnxfq.cli.digits.run_demo", cache(run_demo))
+    for part in ("CALIBRATION", "SCORING"):  # fewer digits give lines of the same form
+        monkeypatch.setattr(f"onnxfq.cli.digits.{part}", slice(8000, 8100))
     shown = {}
-    for columns in (1000, 80, 100, 140):
+    for columns in (1000, 80, 140):
         monkeypatch.setattr("onnxfq.cli.streams.measure_room", lambda stream, columns=columns: columns)
         main(LINES[name].format(columns).split())
         shown[columns] = capfd.readouterr().out

@@ -100,6 +100,7 @@ def test_kernel_matches_numpy_on_anything(data):
     assert np.isfinite(expected[0][~np.isnan(x)]).all()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("spread", [1e-3, 1.0, 1e4])
 @pytest.mark.parametrize("shift", [0.0, 3.0, -3.0, 0.5])
 def test_onnxruntime_dynamic_quantize_linear(rng, same_bits, shift, spread):
@@ -278,6 +279,7 @@ def test_outputs_are_optional(ops, rng, same_bits):
             same_bits(result, {"y": y, "s": scale, "z": zero_point}[name])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize(
     "options",

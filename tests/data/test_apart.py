@@ -58,6 +58,7 @@ def test_what_is_not_finite_or_zero_is_no_magnitude() -> None:
     assert find(np.append(np.ones(20), 0.0)) == []
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("batch", [1, 8, 0])
 @pytest.mark.parametrize("count", [7, 20, 300])
 def test_they_are_seen(count: int, batch: int) -> None:

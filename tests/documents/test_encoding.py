@@ -274,17 +274,6 @@ def test_a_copy_with_other_encodings_finds_those():
         other["a"]
 
 
-def test_files_of_earlier_versions(tmp_path):
-    """The calibrator stood in the spec, and external scales had one called `given`."""
-    for before, now in (("percentile:99.9", "percentile:99.9"), ("given", "external")):
-        path = saved(tmp_path, lambda c: c["encodings"][0].pop("calibrator"))
-        content = json.loads(path.read_text())
-        content["encodings"][0]["spec"]["calibrator"] = before
-        path.write_text(json.dumps(content))
-        (found,) = Encodings.load(path).encodings
-        assert found.calibrator == now and found.spec == INT8
-
-
 def test_arrays_are_their_own():
     """Nobody changes them: neither who gave them nor who reads them."""
     scale = f32(1, 2)

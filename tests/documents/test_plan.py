@@ -54,14 +54,6 @@ def test_file_is_exact(tmp_path):
     assert loaded.placements[0].uses[1] == Use(node="c2", input=0)
 
 
-def test_a_file_of_an_earlier_version_is_read(tmp_path):
-    """It told what was done to channels, which results tell now."""
-    PLAN.save(tmp_path / "p.json")
-    content = json.loads((tmp_path / "p.json").read_text())
-    (tmp_path / "old.json").write_text(json.dumps(content | {"equalization": None}))
-    assert Plan.load(tmp_path / "old.json") == PLAN
-
-
 def test_coverage_counts_nodes_whose_every_need_is_placed():
     """A node is quantized when all its needed slots read quantized values; most frequent op types first."""
     assert PLAN.coverage() == [

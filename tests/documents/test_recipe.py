@@ -6,6 +6,7 @@ import json
 import textwrap
 
 import pytest
+from text_tables import read_table
 
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.documents.recipe import Recipe
@@ -179,62 +180,53 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
     assert recipe.weight_for("tail", "Gemm", "w").block_size is None
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("bas: x", "bas: no such field; nearest: base"),
-        ("activations: {calibrater: mse}", "activations.calibrater: no such field; nearest: calibrator"),
-        (
-            "overrides: [{tensrs: [x], keep_float: true}]",
-            "overrides.0.tensrs: no such field; nearest: tensors",
-        ),
-        (
-            "overrides: [{tensors: [x], weights: {qtyp: int4}}]",
-            "overrides.0.weights: qtyp: no such field; nearest: qtype",
-        ),
-        ("base: tensorrt", "unknown base 'tensorrt'; nearest: tensorrt-fp8, tensorrt-int8, tensorrt-int4"),
-        (
-            "activations: {known_ranges: [Softmx]}",
-            "activations.known_ranges: no range is known for outputs of 'Softmx'; nearest: Softmax",
-        ),
-        (
-            "activations: {calibrator: auto}",
-            "activations.calibrator: unknown calibrator 'auto': it is called best_error here",
-        ),
-        ("activations: {calibrator: mze}", "activations.calibrator: unknown calibrator 'mze'; nearest: mse"),
-        (
-            "overrides: [{tensors: [x], activations: {calibrator: percentile:1}}]",
-            "overrides.0.activations: calibrator: calibrator 'percentile:1': the percentile must be",
-        ),
-        ("weights: {qtype: int17}", "weights.qtype: unknown qtype 'int17'; nearest: int"),
-        (
-            "activations: {qtype: uint8}",
-            "activations: symmetric needs a signed qtype, got uint8; use int8 or symmetric: false",
-        ),
-        ("weights: {qtype: uint4}", "weights: symmetric needs a signed qtype, got uint4"),
-        (
-            "overrides: [{op_types: [Conv], activations: {qtype: uint8}}]",
-            "overrides.0.activations: symmetric needs a signed qtype",
-        ),
-        (
-            "weights: {granularity: blocked}",
-            "weights: granularity blocked and block_size go together; give both or neither",
-        ),
-        ("weights: {block_size: 32}", "weights: granularity blocked and block_size go together"),
-        (
-            "weights: {granularity: blocked, block_size: 0}",
-            "weights.block_size: Input should be greater than or equal to 1",
-        ),
-        ("weights: {granularity: channel}", "weights.granularity: Input should be 'per_tensor'"),
-        (
-            "overrides: [{keep_float: true}]",
-            "overrides.0: an override needs tensors, nodes, op_types or modules",
-        ),
-        ("overrides: [{nodes: [a]}]", "overrides.0: an override needs keep_float, activations or weights"),
-        ("[1, 2]", "must be a mapping of fields, got [1, 2]"),
-        ("overrides: {tensors: [a]}", "overrides: Input should be a valid list"),
-    ],
-)
+SLIPS = """
+bas: x
+    bas: no such field; nearest: base
+activations: {calibrater: mse}
+    activations.calibrater: no such field; nearest: calibrator
+overrides: [{tensrs: [x], keep_float: true}]
+    overrides.0.tensrs: no such field; nearest: tensors
+overrides: [{tensors: [x], weights: {qtyp: int4}}]
+    overrides.0.weights: qtyp: no such field; nearest: qtype
+base: tensorrt
+    unknown base 'tensorrt'; nearest: tensorrt-fp8, tensorrt-int8, tensorrt-int4
+activations: {known_ranges: [Softmx]}
+    activations.known_ranges: no range is known for outputs of 'Softmx'; nearest: Softmax
+activations: {calibrator: auto}
+    activations.calibrator: unknown calibrator 'auto': it is called best_error here
+activations: {calibrator: mze}
+    activations.calibrator: unknown calibrator 'mze'; nearest: mse
+overrides: [{tensors: [x], activations: {calibrator: percentile:1}}]
+    overrides.0.activations: calibrator: calibrator 'percentile:1': the percentile must be
+weights: {qtype: int17}
+    weights.qtype: unknown qtype 'int17'; nearest: int
+activations: {qtype: uint8}
+    activations: symmetric needs a signed qtype, got uint8; use int8 or symmetric: false
+weights: {qtype: uint4}
+    weights: symmetric needs a signed qtype, got uint4
+overrides: [{op_types: [Conv], activations: {qtype: uint8}}]
+    overrides.0.activations: symmetric needs a signed qtype
+weights: {granularity: blocked}
+    weights: granularity blocked and block_size go together; give both or neither
+weights: {block_size: 32}
+    weights: granularity blocked and block_size go together
+weights: {granularity: blocked, block_size: 0}
+    weights.block_size: Input should be greater than or equal to 1
+weights: {granularity: channel}
+    weights.granularity: Input should be 'per_tensor'
+overrides: [{keep_float: true}]
+    overrides.0: an override needs tensors, nodes, op_types or modules
+overrides: [{nodes: [a]}]
+    overrides.0: an override needs keep_float, activations or weights
+[1, 2]
+    must be a mapping of fields, got [1, 2]
+overrides: {tensors: [a]}
+    overrides: Input should be a valid list
+"""
+
+
+@pytest.mark.parametrize(("text", "words"), read_table(SLIPS))
 def test_slips(tmp_path, text, words):
     """Each slip is one line: file, field, rule, nearest name or remedy; before any model is read."""
     assert refused(tmp_path, text).startswith(words)
@@ -334,56 +326,35 @@ def test_block_shapes(tmp_path):
     assert load_recipe(str(good)).weights.block_shape == (1, -1)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            "weights: {block_shape: [2, 2]}",
-            "weights: granularity block_shape and block_shape go together; give both or neither",
-        ),
-        (
-            "weights: {granularity: block_shape, block_shape: [2, 0]}",
-            "weights: block_shape must hold a size of at least 1, or -1 for a whole axis, for each "
-            "dimension, got [2, 0]",
-        ),
-        (
-            "activations: {scale_type: e8m0}",
-            "activations: scale_type e8m0 of activations needs dynamic: true; or use float32, with "
-            "power_of_two for powers of two",
-        ),
-        (
-            "activations: {granularity: per_row}",
-            "activations: granularity per_row of activations needs dynamic: true, because every sample "
-            "has other rows; or use per_axis or per_tensor",
-        ),
-        (
-            "activations: {dynamic: true, granularity: blocked}",
-            "activations: granularity blocked and block_size go together; give both or neither",
-        ),
-        (
-            "weights: {scale_type: e8m0, symmetric: false}",
-            "weights: scale_type e8m0 needs symmetric: true, or use scale_type float32",
-        ),
-        (
-            "weights: {scale_type: e4m3}",
-            "weights: scale_type e4m3 needs a float qtype, got int8; use float4e2m1 (NVFP4), or scale_type "
-            "float32",
-        ),
-        (
-            "weights: {scale_type: e8m0, calibrator: sqnr}",
-            "weights: scale_type e8m0 takes scales by the largest magnitude or the least error; use "
-            "calibrator minmax or mse",
-        ),
-        (
-            "activations: {zero_point: fractional}",
-            "activations: zero_point fractional needs symmetric: false; a symmetric zero point is 0",
-        ),
-        (
-            "activations: {qtype: float8e4m3fn, symmetric: false}",
-            "activations: float8e4m3fn has no zero point; use symmetric: true, or an integer qtype",
-        ),
-    ],
-)
+SLIPS_OF_FORMATS = """
+weights: {block_shape: [2, 2]}
+    weights: granularity block_shape and block_shape go together; give both or neither
+weights: {granularity: block_shape, block_shape: [2, 0]}
+    weights: block_shape must hold a size of at least 1, or -1 for a whole axis, for each dimension, got [2,
+    0]
+activations: {scale_type: e8m0}
+    activations: scale_type e8m0 of activations needs dynamic: true; or use float32, with power_of_two for
+    powers of two
+activations: {granularity: per_row}
+    activations: granularity per_row of activations needs dynamic: true, because every sample has other
+    rows; or use per_axis or per_tensor
+activations: {dynamic: true, granularity: blocked}
+    activations: granularity blocked and block_size go together; give both or neither
+weights: {scale_type: e8m0, symmetric: false}
+    weights: scale_type e8m0 needs symmetric: true, or use scale_type float32
+weights: {scale_type: e4m3}
+    weights: scale_type e4m3 needs a float qtype, got int8; use float4e2m1 (NVFP4), or scale_type float32
+weights: {scale_type: e8m0, calibrator: sqnr}
+    weights: scale_type e8m0 takes scales by the largest magnitude or the least error; use calibrator minmax
+    or mse
+activations: {zero_point: fractional}
+    activations: zero_point fractional needs symmetric: false; a symmetric zero point is 0
+activations: {qtype: float8e4m3fn, symmetric: false}
+    activations: float8e4m3fn has no zero point; use symmetric: true, or an integer qtype
+"""
+
+
+@pytest.mark.parametrize(("text", "words"), read_table(SLIPS_OF_FORMATS))
 def test_slips_of_formats(tmp_path, text, words):
     """A format that contradicts itself is refused in one line that names the field."""
     with pytest.raises(RecipeError) as caught:

@@ -24,6 +24,7 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.tools.inspect import inspect_model
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8"])
 @pytest.mark.parametrize("name", MODELS)
 def test_pairs_in_bodies(name: str, recipe: str) -> None:
@@ -32,7 +33,7 @@ def test_pairs_in_bodies(name: str, recipe: str) -> None:
     assert all(row.quantized == row.total for row in one.plan.coverage())
     parts = (one.model, one.plan, one.encodings)
     qdq, simulation = insert_qdq(*parts), insert_fake_quantize(*parts)
-    switched = insert_fake_quantize(*parts, switchable=True)
+    switched = insert_fake_quantize(*parts, switches="one")
     onnx.checker.check_model(qdq, full_check=True)
     assert [v.name for v in qdq.graph.output] == [v.name for v in proto.graph.output]
     want = Session(simulation, 1, exact=True).run(one.feed)

@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 from builders import BUILDERS, build, feed_for, weights, whole_recipe
+from builders import plain_quantize as quantize
 from onnx import numpy_helper
 
 from onnxfq.cli.main import main
@@ -23,7 +24,6 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.external.tensor import is_external, tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
-from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.targets.target import BuildOptions
 from onnxfq.tools.check import check
@@ -136,6 +136,7 @@ def test_a_new_output_takes_its_old_data_away(tmp_path: Path, monkeypatch: pytes
     assert sorted(p.name for p in out.iterdir()) == ["mine.data", "q.onnx"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("stage", ["data", "model", "verify"])
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_nothing_is_left_of_a_failure(

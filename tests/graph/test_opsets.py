@@ -434,8 +434,9 @@ def test_every_structure_at_every_opset(request: pytest.FixtureRequest, tmp_path
     assert len(STRUCTURES) + len(SPECIAL) >= 40
     counts: dict[str, Counter[str]] = {}
     wrong: list[str] = []
-    for name, opset, proto in models(opsets):
-        for recipe, asked in recipes.items():
+    for number, (name, opset, proto) in enumerate(models(opsets)):
+        asked_here = list(recipes.items())
+        for recipe, asked in asked_here if every else [asked_here[number % len(recipes)]]:
             try:
                 found = outcome(proto, asked, tmp_path / "q.onnx")
             except Exception as fault:  # all are counted, so that one does not hide the others

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import BUILDERS, build, feed_for, weights, whole_recipe
+from builders import plain_quantize as quantize
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,6 @@ from onnxfq.graph.external.streaming import _read_varint, _varint, read_without_
 from onnxfq.graph.external.tensor import attach, embed, is_external, tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
-from onnxfq.quantizing.pipeline import quantize
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan
@@ -119,6 +119,7 @@ def test_any_cut_and_any_flip_is_an_error_of_its_own_or_a_model(tmp_path: Path) 
     assert refused > len(content)
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8"])
 @pytest.mark.parametrize("name", ["conv_relu", "tied_embedding", "if_body", "transposed_weight"])

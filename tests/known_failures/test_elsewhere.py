@@ -13,6 +13,8 @@ ORT, TRT, MODELOPT = (
     for name in ("microsoft/onnxruntime", "NVIDIA/TensorRT", "NVIDIA/Model-Optimizer")
 )
 
+MEASURED = "measured with onnxruntime 1.31.1"
+
 # Failures of other projects: (where it was reported, the test that has it).
 ELSEWHERE = {
     "memory of calibrating grows with the samples until the process is killed": (
@@ -22,6 +24,26 @@ ELSEWHERE = {
     "the model hangs on threads, batches and the order of the data": (
         f"{MODELOPT}/issues/619",
         "test_same_bits.py::test_however_it_is_fed",
+    ),
+    "a bound on memory drops the samples that came before": (
+        MEASURED,
+        "stages/test_observation.py::test_less_memory_means_more_passes_and_the_same_result",
+    ),
+    "a weight with an infinity gets an infinite scale, silently": (
+        MEASURED,
+        "stages/test_calibration.py::test_weights_with_nan_are_refused",
+    ),
+    "channels of zeros get scales of NaN": (
+        f"{TRT}/issues/3112",
+        "stages/test_calibration.py::test_dead_channels_get_a_scale",
+    ),
+    "a quantized model gets a second pair, silently": (
+        MEASURED,
+        "cli/test_mistakes.py::test_mistakes",
+    ),
+    "the number of the opset is raised, and the operators stay as they were": (
+        f"{ORT}/issues/9197",
+        "graph/test_opsets.py::test_every_structure_at_every_opset",
     ),
     "two equal runs write two models": (
         "https://github.com/ml-explore/mlx-lm/issues/1759",
@@ -98,7 +120,7 @@ ELSEWHERE = {
 def test_it_is_there(failure: str) -> None:
     """The file has a test of that name."""
     where, test = ELSEWHERE[failure]
-    assert where.startswith("https://")
+    assert where == MEASURED or where.startswith("https://")
     file, _, name = test.partition("::")
     body = ast.parse((TESTS / file).read_text(encoding="utf-8")).body
     assert name in {node.name for node in body if isinstance(node, ast.FunctionDef)}

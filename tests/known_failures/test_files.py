@@ -13,7 +13,6 @@ from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType
 from ort_quantizer import MEASURED, by_ort, loads
 
-from onnxfq.errors import ModelError
 from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 
@@ -55,24 +54,6 @@ def test_what_is_written_loads(opset: int, half: bool, tmp_path: Path) -> None:
         assert not loads(by_ort(proto, [feed], tmp_path, per_channel=True))
 
 
-def test_operators_of_old_opsets_are_rewritten(tmp_path: Path) -> None:
-    """ONNX Runtime raised the number of the opset and left the operators as they were.
-
-    https://github.com/microsoft/onnxruntime/issues/9197: Upsample, which opset 10 has no more.
-    """
-    proto = build(
-        """g (float[1,2,4,4] x) => (float[1,2,8,8] y) {
-            u = Upsample <mode = "nearest"> (x, sizes) y = Conv (u, w) }""",
-        {"w": weights(2, 2, 1, 1), "sizes": np.float32([1, 1, 2, 2])},
-        opset=9,
-        ir=4,
-    )
-    feed = feed_for(proto)
-    result = quantize(proto, [feed], tmp_path / "q.onnx")
-    assert [str(row) for row in result.plan.coverage()] == ["Conv 1/1"]
-    assert loads(onnx.load(tmp_path / "q.onnx")) and far(proto, result.qdq, feed) < 0.05
-
-
 def test_float8_runs_in_onnxruntime(tmp_path: Path) -> None:
     """ONNX Runtime 1.31.1 refuses the float8 model that it writes: it fuses it into QLinearMatMul."""
     proto, feed = product(), {"x": weights(64, 4)}
@@ -95,20 +76,6 @@ def test_four_bits_are_standard_operators(tmp_path: Path) -> None:
     if MEASURED:
         theirs = by_ort(proto, [feed], tmp_path, weight_type=QuantType.QInt4)
         assert theirs.ir_version == 8 and "com.microsoft" in {n.domain for n in theirs.graph.node}
-
-
-def test_a_quantized_model_is_not_quantized_twice(tmp_path: Path) -> None:
-    """ONNX Runtime 1.31.1 puts a second pair on it; ModelOpt 0.47.0 returns it unchanged; neither says so."""
-    proto, feed = product(), {"x": weights(8, 4)}
-    once = quantize(proto, [feed], tmp_path / "q.onnx").qdq
-    with pytest.raises(ModelError, match="already quantized .*--keep-existing .*--requantize"):
-        quantize(once, [feed], tmp_path / "twice.onnx")
-    assert not (tmp_path / "twice.onnx").exists()
-    if MEASURED:
-        theirs = by_ort(proto, [feed], tmp_path)
-        again = by_ort(theirs, [feed], tmp_path)
-        pairs = [sum(n.op_type == "QuantizeLinear" for n in m.graph.node) for m in (theirs, again)]
-        assert pairs[1] > pairs[0]
 
 
 def test_a_layer_that_is_used_twice(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, planned, weights
+from builders import Arrays, build, weights
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationMethod
@@ -16,12 +16,9 @@ from ort_quantizer import MEASURED, by_ort
 
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.documents.cast_plan import FloatOptions
-from onnxfq.errors import DataError, PlanError
-from onnxfq.graph.io.load import load
+from onnxfq.errors import DataError
 from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.quantizing.pipeline import QuantizeResult, quantize
-from onnxfq.stages.observe import collect_statistics
-from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.targets.recipes import load_recipe
 
@@ -63,29 +60,6 @@ def outlier() -> NDArray[np.float32]:
     values = np.random.default_rng(0).standard_normal((64, 1000)).astype(np.float32)
     values[40, 500] = 40
     return values
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_neither_batch_nor_order_moves_a_scale(method: str) -> None:
-    """ONNX Runtime's and ModelOpt's entropy gives ranges from 3.96 to 40 for the same data in other batches.
-
-    https://github.com/NVIDIA/Model-Optimizer/issues/619; one batch leaves no range to choose.
-    """
-    samples = outlier()
-    found = {
-        scale(
-            quantize(
-                product(1000),
-                {"x": given},
-                recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
-                accuracy=AccuracyTarget(repair=None),
-                options=RunOptions(batch=batch),
-            )
-        )
-        for given, batch in [(samples, 1), (samples, 8), (samples, 64), (samples[::-1].copy(), 1)]
-    }
-    assert len(found) == 1
-    assert (found.pop() * 127 > 39) == (method == "minmax")
 
 
 def test_entropy_looks_for_a_range(tmp_path: Path) -> None:
@@ -155,22 +129,6 @@ def test_a_tensor_that_one_sample_makes_empty(method: str, tmp_path: Path) -> No
             by_ort(proto, feeds, tmp_path, calibrate_method=CalibrationMethod.Entropy)
 
 
-def test_a_bound_on_memory_loses_no_sample(tmp_path: Path) -> None:
-    """ONNX Runtime's CalibMaxIntermediateOutputs drops what came before: of [-100, 50] it leaves [2, 2]."""
-    rows = np.float32([-100, 50, 1, 2, 2])[:, None] * np.ones((1, 4), np.float32)
-    proto = product()
-    model, plan = load(proto), planned(proto)
-    for memory in (1, 1 << 30):
-        found = collect_statistics(model, plan, feeds_of(rows), ObserveOptions(threads=1, memory=memory))
-        assert (found["x"].rmin, found["x"].rmax) == (-100, 50)
-    if MEASURED:
-        kept, lost = (
-            scale_by_ort(feeds_of(rows), tmp_path, **options)
-            for options in ({}, {"CalibMaxIntermediateOutputs": 2})
-        )
-        assert kept > 20 * lost
-
-
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_is_named(value: float, tmp_path: Path) -> None:
     """ONNX Runtime writes infinite scales and leaves NaN out, silently; ModelOpt names no tensor or sample.
@@ -184,38 +142,6 @@ def test_what_is_not_finite_is_named(value: float, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     if MEASURED:
         assert np.isfinite(scale_by_ort(feeds_of(samples), tmp_path)) == np.isnan(value)
-
-
-def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
-    """ONNX Runtime gives a weight with an infinity an infinite scale, and says nothing (1.31.1)."""
-    proto, feeds = product(), [{"x": weights(8, 4)}]
-    broken = weights(4, 4)
-    broken[1, 2] = np.inf
-    proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(broken, "w"))
-    with pytest.raises(PlanError, match="weight 'w' holds NaN or infinities"):
-        quantize(proto, feeds, tmp_path / "q.onnx")
-    if MEASURED:
-        theirs = {t.name: numpy_helper.to_array(t) for t in by_ort(proto, feeds, tmp_path).graph.initializer}
-        assert np.isinf(theirs["w_scale"]).any()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_dead_channels_and_tensors_have_scales(method: str) -> None:
-    """pytorch-quantization's amax of 0 gives scales of NaN: https://github.com/NVIDIA/TensorRT/issues/3112."""
-    weight = weights(4, 3, 3, 3)
-    weight[1], weight[2] = 0, 1e-40
-    proto = build(
-        "g (float[N,3,6,6] x) => (float[N,4,4,4] y) { z = Mul (x, zero) y = Conv (z, w, b) }",
-        {"w": weight, "b": weights(4), "zero": np.float32(0)},
-    )
-    found = quantize(
-        proto,
-        [{"x": weights(2, 3, 6, 6)}],
-        recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
-    )
-    for encoding in found.encodings.encodings:
-        assert np.all(np.isfinite(encoding.scale_array)) and np.all(encoding.scale_array > 0)
-    assert found.evaluation.candidates[0].outputs[0].sqnr_db == np.inf
 
 
 def test_all_samples_count_for_the_type(tmp_path: Path) -> None:

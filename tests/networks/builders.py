@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -16,7 +17,9 @@ from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
+from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.observe import collect_statistics
@@ -25,6 +28,8 @@ from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import load_recipe
 
 Arrays = dict[str, NDArray[np.generic]]
+plain_quantize = partial(quantize, accuracy=AccuracyTarget(repair=None))
+"""`quantize` without remedies, for tests of what they leave as it is."""
 
 
 def weights(*shape: int, seed: int = 0) -> NDArray[np.float32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import loop_over
 
@@ -23,6 +23,7 @@ SCHEMES = loop_over(
 )
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
 @pytest.mark.parametrize(
     "limits", [(-1.0, 3.0), (0.5, 2.0), (-4.0, -0.5), (-0.7, 0.7), (-1e-3, 250.0)], ids=str
@@ -42,6 +43,7 @@ def test_asymmetric_is_torchs_affine(name, limits):
 
 
 @SCHEMES
+@settings(max_examples=25)
 @given(limits=RANGES)
 def test_rules_for_every_range(qtype, symmetric, limits):
     """Scale finite and positive; zero point in the type; the grid covers the range to half a step."""
@@ -59,6 +61,7 @@ def test_rules_for_every_range(qtype, symmetric, limits):
 
 
 @SCHEMES
+@settings(max_examples=25)
 @given(limits=RANGES)
 def test_no_finer_than_needed(qtype, symmetric, limits):
     """The steps that the range, 0 included, needs are all used: the scale is not too large."""
@@ -149,6 +152,7 @@ def test_limits_of_ones_own_hold_the_range(name, symmetric, limits):
 
 
 @SCHEMES
+@settings(max_examples=25)
 @given(limits=RANGES)
 def test_power_of_two(qtype, symmetric, limits):
     """The scale is the smallest power of two not below the free one; what fitted before still fits."""

@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 from builders import Arrays, Staged, build, feed_for, stage, weights
+from builders import plain_quantize as quantize
 
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.passes.qdq_form import QdqForm
-from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.options import QuantizeOptions
@@ -190,6 +190,7 @@ def test_what_stays_whole(model: onnx.ModelProto, why: str) -> None:
     assert products(written(model)[1]) == 1, why
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not builder_installed(), reason="needs tensorrt_rtx")
 @pytest.mark.parametrize(
     "recipe", ["tensorrt-int8", "tensorrt-int8-weights", "tensorrt-fp8", "tensorrt-nvfp4"]

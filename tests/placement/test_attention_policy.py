@@ -145,6 +145,7 @@ def test_all_or_none(kept, other):
 WEIGHT_ONLY = ("tensorrt-int4", "tensorrt-int8-weights")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", WEIGHT_ONLY)
 @pytest.mark.parametrize(("batch", "words"), [(1, ["export with an open batch"]), (2, []), ("N", [])])
 def test_weights_behind_attention(batch: int | str, words: list[str], recipe: str) -> None:
@@ -154,6 +155,7 @@ def test_weights_behind_attention(batch: int | str, words: list[str], recipe: st
     assert all(word in why for word, why in zip(words, whys, strict=True))
 
 
+@pytest.mark.grid
 @BUILDER
 @pytest.mark.parametrize("recipe", WEIGHT_ONLY)
 @pytest.mark.parametrize("batch", [1, 2, "N"])
@@ -234,6 +236,7 @@ def decode(tokens: int | str, cache: int | str = 31) -> onnx.ModelProto:
     )
 
 
+@pytest.mark.grid
 @BUILDER
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8"])
 @pytest.mark.parametrize("tokens", [1, 2])
@@ -267,6 +270,7 @@ def test_other_targets_are_left_alone():
     assert not any("fused" in p.why for p in plan.placements)
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore")  # the exporters are not under test
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])

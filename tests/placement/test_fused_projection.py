@@ -109,6 +109,7 @@ JOINED = ["f", "h", "j", "p"]
 APART = ["h", "j", "kt", "p", "qs", "v3"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8"])
 @pytest.mark.parametrize("scaled", SCALED)
 @pytest.mark.parametrize("split", SPLIT)

@@ -54,6 +54,7 @@ def recipe(bits: int, **weight_fields: object) -> Recipe:
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("model", sorted(set(BUILDERS) - {"attention", "same_tensor_twice"}))
 @pytest.mark.parametrize("kind", ["tensorrt-int8", "mxint8"])
 def test_a_switch_changes_no_bit_and_leaves_weights_quantized(model: str, kind: str) -> None:

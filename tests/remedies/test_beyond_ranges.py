@@ -29,6 +29,7 @@ def network():
     return build("g (float[N,16] x) => (float[N,8] y) { y = MatMul (x, w) }", {"w": weights(16, 8)})
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8"])
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.5, 4.0])
 def test_the_share_is_the_one_of_numpy(factor: float, recipe: str) -> None:

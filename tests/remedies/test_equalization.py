@@ -80,6 +80,7 @@ def ran(proto: onnx.ModelProto) -> NDArray[np.float32]:
     return np.asarray(Session(proto, 1, exact=True).run(feeds()[0])[0])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("opset", [13, 17, 21])
 @pytest.mark.parametrize("outputs", [8, 16])
@@ -245,6 +246,7 @@ def test_converted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ran(onnx.load(converted)), ran(onnx.load(source)))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("opset", [13, 17, 18, 21])
 @pytest.mark.parametrize("nonfinite", ["stop", "skip"])
 def test_ranges_of_channels_that_the_model_merges(opset: int, nonfinite: Nonfinite, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ from detector_heads import detector, one_tensor
 
 import onnxfq
 from onnxfq.cli.main import main
-from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
+from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import RecipeError
 from onnxfq.judging.candidate import Candidate, Sources, build_candidate
 from onnxfq.judging.judge import Judge
@@ -65,6 +64,7 @@ def judge_of(proto: onnx.ModelProto, options: QuantizeOptions) -> tuple[Candidat
     return candidate, Judge(candidate, options, Sources())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_judge_has_what_is_printed(name: str, exact: bool) -> None:
@@ -101,6 +101,7 @@ def test_the_summary_has_what_the_judge_has(name: str) -> None:
     assert judge.score([candidate], judge.kept)[0] == result.evaluation.lowest_db
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("more", [-15.0, -1.0, 0.5])
 def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> None:
@@ -238,13 +239,3 @@ def test_a_part_without_signal_decides_nothing() -> None:
     found = onnxfq.evaluate(proto, other, data_of(proto)).candidates[0]
     assert [one.decides for one in found.parts] == [True, False]
     assert found.parts[1].sqnr_db == -math.inf and found.lowest_db == found.parts[0].sqnr_db
-
-
-def test_files_without_parts_are_read() -> None:
-    """A score of an earlier version has no parts; its outputs decide."""
-    score = OutputScore(output="y", sqnr_db=20.0, cosine=1.0, largest_error=0.1)
-    content = json.loads(CandidateScore(candidate="c", outputs=(score,)).model_dump_json())
-    del content["parts"]
-    for field in ("part", "decides"):
-        del content["outputs"][0][field]
-    assert CandidateScore.model_validate(content).lowest_db == 20.0

@@ -185,6 +185,7 @@ def test_sums_are_exact(multiply, positive):
     assert (cross.result().matrix() == wide[0] @ wide[1].swapaxes(1, 2)).all()
 
 
+@pytest.mark.grid
 @PRODUCTS
 @pytest.mark.parametrize("offset", [0, 128])
 @pytest.mark.parametrize(("rows", "inputs"), [(400, 600), (140_000, 3)])
@@ -224,6 +225,7 @@ def test_moments_do_not_depend_on_passes():
     assert moments_of(0) == wanted
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("method", ROUNDED)
 @pytest.mark.parametrize("recipe", [INT4, W4A8], ids=["weights", "activations too"])
 def test_outputs_gain(method, recipe):

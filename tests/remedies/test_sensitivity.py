@@ -313,7 +313,7 @@ def test_the_reason_names_repair(rows, accuracy: onnxfq.AccuracyTarget) -> None:
 
 def test_another_calibrator_first() -> None:
     """A rare value that no output depends on: the outputs tell what no statistics can."""
-    rng, size = np.random.default_rng(0), 4096
+    rng, size = np.random.default_rng(0), 2048
     weight = rng.normal(size=(size, 8)).astype(np.float32)
     weight[0] = 0
     model = build(f"g (float[1,{size}] x) => (float[1,8] y) {{ [mm] y = MatMul (x, w) }}", {"w": weight})

@@ -140,6 +140,7 @@ def test_what_cannot_share_is_observed_alone(caplog: pytest.LogCaptureFixture) -
         assert_same_as_alone(outcome, recipe, downsample())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("model", [pooled, two_branch])
 @pytest.mark.parametrize("recipes", [BOTH, BOTH[::-1]], ids=["first", "second"])
 def test_targets_that_prepare_the_model_in_two_forms(

@@ -52,6 +52,7 @@ def test_the_figure_has_four_maps():
         onnxfq.plot_quantization_errors(x, made.values[:2], back)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 @pytest.mark.parametrize("axis", [None, 0, -1])
 def test_any_integer_dtype_is_numpys_formula(dtype, axis):
@@ -98,6 +99,7 @@ def test_the_error_is_numpys():
         onnxfq.quantization_noise(x, back[:2])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("ends", [(10.0, 20.0), (1.0, 3.0), (-7.0, -2.0), (-1.0, 2.0)])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 def test_ranges_are_the_documents(ends, dtype):

@@ -336,6 +336,7 @@ def test_a_calibrated_network_exports(network, exporter):
         export_torch(model, (x,), exporter=exporter)
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("bits", [8, (4, 3)])
 @pytest.mark.parametrize("dynamo", [True, False])

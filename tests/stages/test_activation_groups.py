@@ -83,6 +83,7 @@ def activations(model: Model, plan: Plan, feeds: list[dict[str, Any]]) -> dict[s
     return {name: np.concatenate([run[i] for run in runs]) for i, name in enumerate(names)}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("changes", [PER_AXIS, BLOCKED], ids=["per_axis", "blocked"])
 @pytest.mark.parametrize("name", [*NETWORKS, "narrow_channels"])
 def test_statistics_are_those_of_the_groups(name: str, changes: dict[str, Any]) -> None:
@@ -226,6 +227,7 @@ def test_every_calibrator_gives_every_group_what_it_gives_a_tensor(method: str) 
             assert (made.scale_array[channel], made.zero_point_array[channel]) == (scale, zero_point)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("changes", [PER_AXIS, BLOCKED], ids=["per_axis", "blocked"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_twins(name: str, changes: dict[str, Any]) -> None:
@@ -253,6 +255,7 @@ def test_twins_of_16_bit_floats(changes: dict[str, Any]) -> None:
         np.testing.assert_array_equal(have, want)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("qtype", ["int8", "uint16", "int16"])
 @pytest.mark.parametrize("changes", [PER_AXIS, BLOCKED], ids=["per_axis", "blocked"])
 def test_written_models_run_fully_optimised(tmp_path: Path, changes: dict[str, Any], qtype: str) -> None:

@@ -112,6 +112,7 @@ def feeds_of(proto: onnx.ModelProto, rows: int, count: int) -> list[Feed]:
     return found
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("batch", [1, 2, 0])
 @pytest.mark.parametrize("name", sorted(BATCHED))
 def test_samples_are_cut(name: str, batch: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -137,6 +138,7 @@ def test_samples_are_taken_together_where_runs_prove_it(name: str) -> None:
     assert take_together(proto, together, [first, last]) == (name in BATCHED and name not in UNPROVEN)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("batch", [1, 2, 0])
 @pytest.mark.parametrize("name", sorted(MIXED))
 def test_what_is_no_sample_stays_whole(name: str, batch: int, caplog: pytest.LogCaptureFixture) -> None:

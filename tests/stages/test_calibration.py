@@ -178,10 +178,11 @@ def test_dead_channels_are_listed(caplog) -> None:
 
 def test_weights_with_nan_are_refused() -> None:
     """A broken weight is named instead of poisoning its scale."""
-    values = weights(4, 4)
-    values[1, 2] = np.nan
-    with pytest.raises(PlanError, match="weight 'w' holds NaN or infinities"):
-        stage(build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": values}))
+    for value in (np.nan, np.inf):
+        values = weights(4, 4)
+        values[1, 2] = value
+        with pytest.raises(PlanError, match="weight 'w' holds NaN or infinities"):
+            stage(build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": values}))
 
 
 def test_what_does_not_belong_together() -> None:

@@ -52,6 +52,7 @@ def in_part(proto: onnx.ModelProto, node: str) -> onnx.ModelProto:
     return insert_qdq(one.model, one.plan, one.encodings)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("insert", [insert_qdq, insert_fake_quantize])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_requantize_takes_quantizers_out(name: str, insert: object) -> None:

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from agreement import with_outputs
 from builders import BUILDERS, build, feed_for, if_body, linear, weights, whole_recipe
+from builders import plain_quantize as quantize
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
@@ -19,11 +20,10 @@ from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.errors import ModelError
 from onnxfq.graph.normalize.shapes import add_shapes, with_shapes
-from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.half_range import masks, unfit
-from onnxfq.quantizing.pipeline import QuantizeResult, quantize
+from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
@@ -44,8 +44,7 @@ def cast(
 ) -> QuantizeResult:
     """Quantize on three random feeds with the remainder as in `options`; remedies say nothing of it."""
     feeds, how = [feed_for(proto, seed) for seed in range(3)], QuantizeOptions(floats=options)
-    nothing = AccuracyTarget(repair=None)
-    return quantize(proto, feeds, recipe=whole_recipe(recipe), accuracy=nothing, options=how)
+    return quantize(proto, feeds, recipe=whole_recipe(recipe), options=how)
 
 
 def types(proto: onnx.ModelProto) -> dict[str, int]:
@@ -394,6 +393,7 @@ def test_masks_are_told_from_large_values():
 # TensorRT
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("model", ["two_branch", "downsample", "attention", "tied_embedding", "gemm"])
@@ -451,6 +451,7 @@ def several_outputs(op: str) -> onnx.ModelProto:
     return build(texts[op], {"w": weights(4, 4), "one": np.ones(4, np.float32), "two": np.int64(2)})
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("io", [False, True])
 @pytest.mark.parametrize("op", ["Split", "BatchNormalization", "Scan", "Loop"])
 def test_nodes_of_several_outputs(op: str, io: bool, tmp_path: Path) -> None:
@@ -474,6 +475,7 @@ CONTRIB = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("op", CONTRIB)
 def test_operators_that_onnx_does_not_know(op: str, name: str, tmp_path: Path) -> None:
@@ -541,6 +543,7 @@ def recurrent(op: str, before: str, steps: int | str = 25, direct: bool = False)
     )
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 @pytest.mark.parametrize("op", RECURRENT)
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
@@ -618,6 +621,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_scales_of_a_product_have_one_type(name: str, recipe: str, tmp_path: Path) -> None:

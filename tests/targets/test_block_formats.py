@@ -27,6 +27,7 @@ from builders import (
     transposed_weight,
     weights,
 )
+from builders import plain_quantize as quantize
 from engines import unmeasured
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,6 @@ from onnxfq.numerics.block_scales import HEADROOM
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, with_fake_quantize
-from onnxfq.quantizing.pipeline import quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.report.text import plan_summary, quantize_summary
@@ -140,6 +140,7 @@ def test_weights_are_rounded_as_the_operator_rounds(name, rows, k, axis, seed, d
     same_bits(encoding.scale_array, scale)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     ("proto", "axis"),
@@ -184,6 +185,7 @@ def test_encodings_survive_their_file(name, tmp_path: Path):
 # Activations
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", SIMULATED)
 @pytest.mark.parametrize("model", [gemm, projected_attention, conv_relu, conv_transpose])
 def test_activations_of_the_simulation(name, model):

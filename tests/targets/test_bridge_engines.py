@@ -49,6 +49,7 @@ def test_one_scale_spares_layers(tmp_path: Path) -> None:
     assert pools == [2, 3] and len(found[0]) < len(found[1])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["f", "count_include_pad = 1"])
 @pytest.mark.parametrize(
     "attributes",

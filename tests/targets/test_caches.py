@@ -47,6 +47,7 @@ def unpack(stored: np.ndarray) -> np.ndarray:
     return np.stack([stored & 15, stored >> 4], -1).reshape(*stored.shape[:-1], -1).astype(np.int8) - 8
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("granularity", ["per_tensor", "per_axis"])
 @pytest.mark.parametrize("qtype", ["int8", "int4"])
 def test_attention_stores_what_the_simulation_rounds(qtype: str, granularity: str) -> None:
@@ -103,6 +104,7 @@ def test_positions_keep_the_range_of_keys() -> None:
     assert [one.max() for one in scales["per_axis"]] == [one.max() for one in scales["per_tensor"]]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("qtype", ["int8", "float8e4m3fn"])
 @pytest.mark.parametrize("granularity", ["per_tensor", "per_axis"])
 def test_pairs_of_a_concat(qtype: str, granularity: str) -> None:

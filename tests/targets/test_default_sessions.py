@@ -58,6 +58,7 @@ def recipe(text: str, folder: Path) -> Recipe:
     return load_recipe(folder / "r.yaml")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.wide_sums

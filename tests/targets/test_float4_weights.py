@@ -83,6 +83,7 @@ def test_the_written_form(name: str) -> None:
     assert constants(proto)["w/q"].dtype.name == "float4_e2m1fn"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 def test_the_numbers_of_the_written_form(name: str, kind: str) -> None:
@@ -112,6 +113,7 @@ def test_quantize_writes_it(name: str, tmp_path: Path) -> None:
     assert (finding.rule, finding.severity) == ("float4", "float") and "saves memory" in finding.message
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 @pytest.mark.parametrize("floats", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", FORMS)
@@ -139,6 +141,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("name", FORMS)
 def test_what_tensorrt_does_not_store(case: str, name: str) -> None:

@@ -74,6 +74,7 @@ def written(proto: onnx.ModelProto, recipe: str, given: list[dict[str, np.ndarra
     return onnxfq.quantize(proto, given, recipe=asked, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", MIDDLE)
 @pytest.mark.wide_sums

@@ -38,6 +38,7 @@ def recipe(rounded: bool, **scheme: object) -> onnxfq.Recipe:
     return chosen if rounded else chosen.model_copy(update={"activations": None})
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize(
     "scheme",
@@ -69,6 +70,7 @@ def test_values(inner: int, scheme: dict[str, object], rounded: bool) -> None:
     np.testing.assert_allclose(run_plain(result.qdq, {"x": x})[0], wanted, atol=2e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("form", ["qdq", "qdq-transpose"])
 @pytest.mark.parametrize(
     "scheme",

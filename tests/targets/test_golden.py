@@ -30,15 +30,17 @@ INT8, FP8 = "tensorrt-int8", "tensorrt-fp8"
 WEIGHTS = ("tensorrt-int4", "tensorrt-int8-weights")
 MISSES = [("float", "low"), ("mixed", "low"), ("weight-only", "low"), ("float", "weight-only")]
 NETWORKS = {
-    "resnet18": (INT8, FP8),
+    "resnet18": (INT8,),
     "resnet50": (INT8,),
     "mobilenetv2": (INT8, FP8),
     "vit_b16": (INT8,),
     "bert": (INT8, FP8, *WEIGHTS),
     "unet": (INT8, FP8),
-    "detector": (INT8, FP8),
+    "detector": (INT8,),
 }
 MORE = {
+    "resnet18": (FP8,),
+    "detector": (FP8,),
     "resnet50": (FP8,),
     "vit_b16": (FP8, *WEIGHTS),
 }

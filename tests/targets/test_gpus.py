@@ -80,6 +80,7 @@ def test_unknown_gpus(text: str) -> None:
         QuantizeOptions(gpus=("l4", text))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", OURS)
 @pytest.mark.parametrize("gpus", [("a100",), ("l4", "orin"), ("rtx50",), ("b200", "thor"), ("75",)], ids=str)
 def test_recipes_run_or_name_the_nearest(recipe: str, gpus: tuple[str, ...]) -> None:

@@ -68,6 +68,7 @@ def test_no_signed_grid_behind_a_concat(behind: str) -> None:
     assert ["signed-concat" in found for found in rules] == [False, folded]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("readers", READERS)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_convolutions_keep_their_scale(product: str, readers: str) -> None:

@@ -108,6 +108,7 @@ def read_pairs(proto: onnx.ModelProto) -> dict[tuple[str, int], Pair]:
     return pairs
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_pairs_of_onnxruntimes_quantizer(name: str, recipe: str, tmp_path: Path) -> None:
@@ -122,6 +123,7 @@ def test_pairs_of_onnxruntimes_quantizer(name: str, recipe: str, tmp_path: Path)
         assert ours[slot][0::2] == ("uint8" if slot in gains else kind, count), slot
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_operator_is_a_node_unit(name: str, recipe: str) -> None:
@@ -147,6 +149,7 @@ def without_pair(qdq: onnx.ModelProto) -> onnx.ModelProto:
     return bare
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_file_has_the_values_of_the_simulation(name: str, recipe: str) -> None:
@@ -164,6 +167,7 @@ def test_the_file_has_the_values_of_the_simulation(name: str, recipe: str) -> No
         assert 10 * np.log10(noise) < (-15 if recipe == "qnn-int8" else -25)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["qnn-int8", "qnn-a16w8"])
 @pytest.mark.parametrize(
     ("name", "moves"),
@@ -539,6 +543,7 @@ def attention(low: float) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]
 MASKS = [-1e4, -1e9, float(np.finfo(np.float32).min)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("low", MASKS)
 def test_masks_leave_scores_their_steps(low: float, recipe: str) -> None:

@@ -80,6 +80,7 @@ def eights(number: int = 8) -> list[dict[str, np.ndarray]]:
     return [{"x": np.ones((1, 8), np.float32)} for _ in range(number)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("floats", [FloatOptions("fp16"), FloatOptions("fp16", True), BF16], ids=str)
 @pytest.mark.parametrize("given", [True, False])
@@ -110,6 +111,7 @@ def test_float16_runs_in_onnxruntime(name: str) -> None:
         assert 10 * np.log10(1 / max(noise, 1e-12)) > 30
 
 
+@pytest.mark.grid
 @needs_builder
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("floats", [FloatOptions("fp16"), FloatOptions("fp16", True), BF16], ids=str)

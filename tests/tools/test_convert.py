@@ -64,6 +64,7 @@ def cosine(result: Conversion) -> float:
     return result.evaluation.candidates[0].outputs[0].cosine
 
 
+@pytest.mark.grid
 @TURBO
 @pytest.mark.parametrize("per_channel", [False, True], ids=["per-tensor", "per-channel"])
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
@@ -216,6 +217,7 @@ def test_dynamic_models(model, tmp_path: Path):
         convert(source)
 
 
+@pytest.mark.grid
 @TURBO
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("form", ["QOperator", "QDQ"])

@@ -52,6 +52,7 @@ def quantized(name: str, path: Path, proto: onnx.ModelProto) -> Path:
     return path
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("graph", ["builder", "noted"])
 @pytest.mark.parametrize("name", ENCODED)
 def test_the_model_holds_the_numbers_of_the_checkpoint(name: str, graph: str, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_a_checkpoint_comes_back(name: str, tmp_path: Path) -> None:
     assert QuantizedCheckpoint(tmp_path / "back").form == form
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("to", WRITTEN)
 @pytest.mark.parametrize("name", ENCODED)
 def test_other_forms_keep_the_values(name: str, to: str, tmp_path: Path) -> None:

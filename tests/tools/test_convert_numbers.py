@@ -232,6 +232,7 @@ def test_bounded_values_are_not_clipped() -> None:
         assert sum(node.op_type == "Clip" for node in result.qdq.graph.node) == before
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("numbers", [(0.02, 0, 0.05, 0), (0.02, 3, 0.02, -5), (0.05, -7, 0.01, -20)])
 @pytest.mark.parametrize("reader", ["e = MatMul (d, k)", "e = Relu (d)"])
 def test_a_pair_that_scales(numbers: tuple[float, int, float, int], reader: str) -> None:
@@ -254,6 +255,7 @@ def test_a_pair_that_scales(numbers: tuple[float, int, float, int], reader: str)
     assert result.changes["scale or zero point that a pair changes between its nodes applied"] == 1
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_narrow_ranges_of_brevitas(bits: int, signed: bool) -> None:
@@ -307,6 +309,7 @@ WEIGHT_MOVES = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("scales", ["one", "by channel"])
 @pytest.mark.parametrize("case", WEIGHT_MOVES)
 def test_moved_weights_stay_on_their_grid(case: str, scales: str) -> None:
@@ -462,6 +465,7 @@ def test_integer_operators(case: str) -> None:
     assert ErrorSums.from_arrays(expected, run_as_written(result.qdq, feed)[0]).sqnr_db > 28
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("kind", ["QInt8", "QUInt8"])
@@ -537,6 +541,7 @@ IMAGES = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 @pytest.mark.parametrize("case", IMAGES)
 @pytest.mark.filterwarnings("ignore")

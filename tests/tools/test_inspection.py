@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from onnxfq.cli.main import main
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
+from onnxfq.passes.insert_fake_quantize import Switches
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.inspect import inspect_model
@@ -81,16 +82,16 @@ def test_qdq_model() -> None:
     assert "w/q" in found.table()
 
 
-@pytest.mark.parametrize("switchable", [False, True], ids=["fixed", "switchable"])
-def test_fake_quant_model(switchable: bool) -> None:
+@pytest.mark.parametrize("switches", ["none", "one"])
+def test_fake_quant_model(switches: Switches) -> None:
     """FakeQuantize nodes tell their type by attribute; the switch is not an input to feed."""
     staged = stage(conv_relu(), "onnxruntime-int8")
-    proto = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switchable=switchable)
+    proto = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switches=switches)
     found = inspect_model(proto)
     assert found.inputs == ("x float32 [?, 3, 6, 6]",)
     rows = {(q.tensor, q.op_type, q.qtype) for q in found.quantized}
     assert ("x", "FakeQuantize", "uint8") in rows
-    assert (("w", "FakeQuantize", "int8") in rows) == switchable
+    assert (("w", "FakeQuantize", "int8") in rows) == (switches == "one")
 
 
 def test_blocked_weights() -> None:
@@ -138,7 +139,7 @@ def test_block_shapes_are_told() -> None:
     staged = stage(
         build("g (float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }", {"w": weights(4, 3)}), recipe
     )
-    proto = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switchable=True)
+    proto = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switches="one")
     assert "blocks of [2, -1]" in {q.granularity for q in inspect_model(proto).quantized}
 
 

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 FORMAT = "onnxfq.stats/1"
 _MOST = 1 << 53
 """Largest number in a file: sums of a thousand of them stay in int64."""
-_COLUMNS = ("model_sha256", "feeds", "complete", "data")
+_COLUMNS = ("model_sha256", "feeds", "samples", "least", "complete", "data")
 _FORMS: Mapping[str, Form] = {
     **dict.fromkeys(("format", "model_sha256", "data", "whole"), ("U", ())),
     **dict.fromkeys(("feeds", "samples", "whole_samples"), ("iu", ())),
@@ -348,16 +348,13 @@ def _unpack(columns: Columns) -> Statistics:
     values: dict[Key, Any] = {}
     for kind in KINDS.values():
         values |= kind.to_keys(kind.unpack(columns))
-    feeds = int(columns["feeds"])
-    # Files of older versions lack it: their digest is that of feeds, usually of one sample each.
-    samples = int(columns.get("samples", feeds))
-    least = tuple(sorted(int(one) for one in columns.get("least", ())))
+    samples, least = int(columns["samples"]), tuple(sorted(map(int, columns["least"])))
     whole = None
     if "whole" in columns:
         whole = DataDigest(int(str(columns["whole"]), 16), int(columns["whole_samples"]))
     return Statistics(
         str(columns["model_sha256"]),
-        feeds,
+        int(columns["feeds"]),
         values,
         complete=bool(columns["complete"]),
         data=DataDigest(int(str(columns["data"]), 16), samples, least),

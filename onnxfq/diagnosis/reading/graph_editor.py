@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.walk import rename_tensors
 from onnxfq.quantized.source_graph import SourceGraph
 
 
@@ -60,9 +61,7 @@ class GraphEditor(SourceGraph):
 
     def redirect(self, old: str, new: str, only: Sequence[str] = ()) -> None:
         """Make the readers of a tensor, all or the ones of these names, read another one."""
-        for node in self.graph.node:
-            if not only or node.name in only:
-                node.input[:] = [new if name == old else name for name in node.input]
+        rename_tensors([n for n in self.graph.node if not only or n.name in only], {old: new}, made=False)
         if not only and any(value.name == old for value in self.graph.output):
             same = self.names.claim(f"{old}/same")
             self.graph.node.append(helper.make_node("Identity", [new], [old], same))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from math import prod
 
 import onnx
@@ -10,6 +11,7 @@ from onnx import helper
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_fields import input_name, numbers_type
 from onnxfq.graph.ops import DATA_MOVEMENT
+from onnxfq.graph.walk import rename_tensors
 
 _NUMBERS = "/numbers"
 
@@ -23,7 +25,7 @@ def give_real_outputs(proto: onnx.ModelProto) -> None:
         if quantizer is None or scale is None or prod(scale.dims) != 1:
             continue
         numbers = value.name + _NUMBERS
-        _rename(graph, value.name, numbers)
+        rename_tensors(graph.node, {value.name: numbers})
         graph.node.append(
             helper.make_node("DequantizeLinear", [numbers, *quantizer.input[1:]], [value.name], numbers)
         )
@@ -32,8 +34,7 @@ def give_real_outputs(proto: onnx.ModelProto) -> None:
 
 def take_back_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the outputs that it had before `give_real_outputs`."""
-    given = onnx.ModelProto()
-    given.CopyFrom(proto)
+    given = deepcopy(proto)
     index, graph = GraphIndex.of_model(given), given.graph
     for value in graph.output:
         node, numbers = index.makers.get(value.name), value.name + _NUMBERS
@@ -43,7 +44,7 @@ def take_back_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
         zero = index.types.get(input_name(quantizer, 2))
         value.type.tensor_type.elem_type = numbers_type(quantizer, zero)
         graph.node.remove(node)
-        _rename(graph, numbers, value.name)
+        rename_tensors(graph.node, {numbers: value.name})
     return given
 
 
@@ -51,9 +52,3 @@ def _find_quantizer(index: GraphIndex, name: str) -> onnx.NodeProto | None:
     """Return the QuantizeLinear whose numbers a tensor has, moved or not."""
     maker = index.makers.get(index.origin(name, DATA_MOVEMENT))
     return maker if maker is not None and maker.op_type == "QuantizeLinear" else None
-
-
-def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
-    for node in graph.node:
-        for names in (node.input, node.output):
-            names[:] = [new if name == old else name for name in names]

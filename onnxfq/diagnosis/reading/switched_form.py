@@ -7,6 +7,7 @@ without some of its quantizers, or with a repair.
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -236,8 +237,7 @@ def switch_form(proto: onnx.ModelProto, source: str) -> SwitchedForm:
 
     Raises ModelError for an operator without a float form, and for a model without quantizers.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
+    copy = deepcopy(proto)
     write_products(copy)
     unfolding = _SwitchedUnfolding(copy, source)
     passed_over = unfolding.set_aside()

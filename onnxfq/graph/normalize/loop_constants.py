@@ -14,6 +14,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_graphs, list_nodes
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.walk import rename_tensors
 from onnxfq.numerics.float_types import FLOAT_CODES
 
 
@@ -76,8 +77,7 @@ def _read_directly(node: onnx.NodeProto, place: _Carried) -> list[onnx.NodeProto
     """Let the body of `node` read what is given at `place`; return the node that makes the final value."""
     (body,) = bodies(node)
     given, taken = node.input[place.given], body.input[place.taken].name
-    for inner in list_nodes(body):
-        inner.input[:] = [given if name == taken else name for name in inner.input]
+    rename_tensors(list_nodes(body), {taken: given}, made=False)
     final = node.output[place.final] if place.final < len(node.output) else ""
     del body.input[place.taken], body.output[place.returned], node.input[place.given]
     if place.final < len(node.output):

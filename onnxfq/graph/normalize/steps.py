@@ -26,6 +26,7 @@ from onnxfq.graph.node_fields import constant_value as constant_value
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
 from onnxfq.graph.prune import keep_constants
+from onnxfq.graph.walk import rename_tensors
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.support.reasons import Reason
 
@@ -285,10 +286,8 @@ def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
         value.name = changes.get(value.name, value.name)
     for sparse in graph.sparse_initializer:
         sparse.values.name = changes.get(sparse.values.name, sparse.values.name)
-    for node in graph.node:
-        node.output[:] = [changes.get(name, name) for name in node.output]
-    for inner in list_nodes(graph):
-        inner.input[:] = [changes.get(name, name) for name in inner.input]
+    rename_tensors(graph.node, changes)
+    rename_tensors(list_nodes(graph), changes, made=False)
 
 
 def evaluate_node(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -250,9 +251,7 @@ def infer_types(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProt
         known: names of functions to keep, because the target has the operator.
     """
     if proto.functions:
-        given, proto = proto, onnx.ModelProto()
-        proto.CopyFrom(given)
-        proto = inline_model(proto, known)
+        proto = inline_model(deepcopy(proto), known)
     shaped = with_shapes(proto)
     name_tensors(shaped)
     return shaped
