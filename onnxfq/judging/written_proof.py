@@ -22,7 +22,7 @@ from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.random_numbers import needs_seed
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.score import score_models
-from onnxfq.targets.target import AnyModel, Opener, Target, Values
+from onnxfq.targets.target import AnyModel, BuildOptions, Opener, Target, Values
 
 FIRST, MOST = 4, 16
 """Samples that show whether two runtimes agree, and those that tell by how much they do not.
@@ -133,6 +133,16 @@ def prove(
     opened = scores.get(_OPENED)
     more = {} if opened is None else {"opened_db": opened.lowest_db, "opened_as": differs}
     return proof.model_copy(update=more)
+
+
+def count_kept(proof: Proof, target: Target, proto: onnx.ModelProto) -> Proof:
+    """Return `proof` with what runs in low precision of a file that ran, as `check` counts it.
+
+    The session of the proof cannot tell: its logits are outputs, so that ONNX Runtime fuses less.
+    """
+    if not target.asked or target.check is None or not proof.samples:
+        return proof
+    return proof.model_copy(update={"coverage": target.check(proto, "", BuildOptions()).coverage})
 
 
 def _explain_untried(target: Target, written: Written) -> str:

@@ -409,6 +409,12 @@ PLANTED = {
         "weight-format",
     ),
     "moved": (one_operator("t = Transpose (d) {behind}"), "moved-scale"),
+    "scales of groups": (
+        one_operator(
+            dequantized(1) + "t = ConvTranspose <group = 2> (d, w) {behind}", weight((8, 4, 3, 3), 1)
+        ),
+        "group-scales",
+    ),
     "unknown": (one_operator("t = Det (d) {behind}"), "operator"),
     "wide": (
         one_operator("t = PRelu (d, e) {behind}", None, *("1,8,8,8",) * 2, dtype=np.uint16, opset=21),
