@@ -17,6 +17,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import is_weighted
 from onnxfq.graph.queries import find_fixed, producer_op
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, needs_one_scale
 from onnxfq.targets.reading.limits import Product, TargetLimit, explain, refuse
@@ -84,6 +85,7 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     placing = {decision.node for decision in decisions if decision.placements}
     multiplied = {node.name for node in nodes if is_weighted(node)}
     fixed = find_fixed(nodes) - multiplied
+    narrow = _find_second_operands(nodes)
     weights = {
         p.tensor for d in decisions if d.node in multiplied for p in d.placements if p.role == "weight"
     }
@@ -91,7 +93,9 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         replace(
             d,
             placements=tuple(
-                _in_one_scale(_on_grid(p, producers.get(p.tensor, "")), by_name[d.node])
+                _in_one_scale(
+                    _in_eight_bits(_on_grid(p, producers.get(p.tensor, "")), narrow), by_name[d.node]
+                )
                 for p in d.placements
                 if d.node in multiplied or p.tensor not in weights
             ),
@@ -99,6 +103,30 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         for d in decisions
         if d.node not in fixed and not _vanishes(by_name[d.node], written, placing)
     ]
+
+
+def _find_second_operands(nodes: Collection[gs.Node]) -> set[str]:
+    """Return the second operands of products of two activations, and all moves of the same data."""
+    level = [
+        node.inputs[1] for node in nodes if node.op == "MatMul" and all(one.inputs for one in node.inputs)
+    ]
+    found: set[str] = set()
+    while level:
+        tensor = level.pop()
+        if tensor.name not in found:
+            found.add(tensor.name)
+            level += [one.inputs[0] for one in tensor.inputs if needs_one_scale(one)]
+            level += [made for one in tensor.outputs if needs_one_scale(one) for made in one.outputs]
+    return found
+
+
+def _in_eight_bits(placement: Placement, tensors: Collection[str]) -> Placement:
+    """Return the placement of one of `tensors` in 8 bits: the HTP multiplies its first 8 bits alone."""
+    if placement.tensor not in tensors or placement.spec.qtype.name != "uint16":
+        return placement
+    spec = placement.spec.model_copy(update={"qtype": qtype_by_name("uint8")})
+    why = f"{placement.why}; in 8 bits, which the HTP takes of the second operand of a product"
+    return placement.model_copy(update={"spec": spec, "why": why})
 
 
 def _vanishes(node: gs.Node, written: Collection[str], placing: Collection[str]) -> bool:
