@@ -168,7 +168,7 @@ def _join(release: str, scores: Mapping[str, CandidateScore], samples: int) -> P
     lost = {one.name: _lose(meant[one.name], one.sqnr_db) for one in computed.judging if one.name in meant}
     worst = max(lost, key=lost.__getitem__, default="")
     ran = {one.name: name_figure(one.sqnr_db) for one in computed.judging}
-    difference = ""
+    difference = "" if simulated.unlike else "; ".join(f"{release}: {line}" for line in computed.unlike)
     if worst and not lost[worst] <= DIFFERENCE_DB:
         difference = (
             f"{release} computes {ran[worst]} at {worst!r}, the simulation {name_figure(meant[worst])}"

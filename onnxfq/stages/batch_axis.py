@@ -19,8 +19,8 @@ from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes
-from onnxfq.graph.ops import QDQ_OPS, QUANTIZED_OPS, SIZED_BY_VALUES
-from onnxfq.graph.signature import output_names, with_outputs
+from onnxfq.graph.ops import QDQ_OPS, QUANTIZED_OPS
+from onnxfq.graph.signature import output_names, sized_by_values, with_outputs
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.random_numbers import needs_seed
@@ -151,13 +151,11 @@ def _judged_tensors(proto: onnx.ModelProto) -> list[str]:
 
     Results of the others have no rows of the samples.
     """
-    selected: list[str] = []
-    sized: set[str] = set()
-    for node in proto.graph.node:
-        if node.op_type in SIZED_BY_VALUES or sized.intersection(node.input):
-            sized.update(node.output)
-        if node.op_type == "NonMaxSuppression":
-            selected += [name for name in node.input[:2] if name not in sized]
+    sized = sized_by_values(proto.graph)
+    boxes = [
+        name for node in proto.graph.node if node.op_type == "NonMaxSuppression" for name in node.input[:2]
+    ]
+    selected = [name for name in boxes if name not in sized]
     made = GraphIndex(proto.graph).makers
     outputs = [name for name in output_names(proto) if name not in sized]
     return [name for name in dict.fromkeys((*outputs, *selected)) if name in made]
