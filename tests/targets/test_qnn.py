@@ -39,7 +39,7 @@ RECIPES = {"qnn-int8": QuantType.QUInt8, "qnn-a16w8": QuantType.QUInt16}
 Pair = tuple[str, float, int]
 
 # ONNX Runtime's quantizer also removes a Relu behind moved data, and the Reshape before it gets two scales.
-# Here the Reshape keeps one scale, as the HTP wants it, and the Relu has pairs of its own.
+# Here the Reshape keeps one scale, as the HTP wants it, and the Relu has its own pairs.
 DIFFERENCES: dict[str, set[tuple[str, int]]] = {"mlp": {("r1", 0)}}
 
 # The HTP multiplies the first 8 bits of a second operand that is computed, and here it has 8.
