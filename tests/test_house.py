@@ -159,30 +159,30 @@ _NO_CODE = {
 
 ROOM_LINES: dict[str, int] = {
     "": 254,
-    "calibration": 2422,  # masks that set no range; no room fell
+    "calibration": 2430,  # masks that set no range; no room fell
     "checkpoints": 1333,
-    "cli": 1791,  # `check --no-build`; no room fell
+    "cli": 1792,  # `evaluate` ends with 3 for other sizes; report fell
     "data": 1709,
     "diagnosis": 2033,
-    "documents": 1426,  # results of a last Concat apart; no room fell
-    "execution": 1004,
-    "graph": 4458,  # numbers that become sizes stay in float; no room fell
+    "documents": 1444,  # the count of low operators, from targets
+    "execution": 1010,  # outputs of other sizes come first; stages fell
+    "graph": 4473,  # nodes that make constants, from targets, which fell
     "interchange": 1158,  # results of a last Concat apart; no room fell
-    "judging": 1147,  # the proof of written files came from remedies, which fell by as much
+    "judging": 1151,  # the count of the proof; no room fell
     "layers": 941,
     "numerics": 1082,
-    "passes": 1477,
-    "placement": 1488,  # masks, sizes and a last Concat apart from ranges; no room fell
+    "passes": 1599,  # products and biases in forms that runtimes run, from targets, which fell by 59
+    "placement": 1550,  # products of constants in float; targets fell
     "quantized": 1505,  # the one decoder of n-bit blocks came from checkpoints, which fell by more
     "quantizing": 354,
-    "remedies": 1483,
-    "report": 1206,
-    "runtime": 1535,  # ranks that a session infers; no room fell
-    "stages": 1875,  # masks that set no range; no room fell
+    "remedies": 1485,  # the count of the proof; no room fell
+    "report": 1205,
+    "runtime": 1536,  # graphs of files whose weights lie apart; no room fell
+    "stages": 1872,  # masks that set no range; no room fell
     "support": 925,
-    "targets": 6225,  # Gelus fused and a bias for each use on the HTP; no room fell
+    "targets": 6187,  # Gelus fused and a bias for each use on the HTP; no room fell
     "tools": 1737,  # `check` asks ONNX Runtime by default; no room fell
-    "torch": 6498,  # attention and every call of a forward by one plan; no room fell
+    "torch": 6543,  # attention and every call of a forward by one plan; no room fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

@@ -44,4 +44,4 @@ def cast(
     printer.wrote(output)
     if not result.check.passed:
         raise typer.Exit(1)
-    exit_differing(None if result.evaluation is None else result.evaluation.proof)
+    exit_differing(result.evaluation)

@@ -21,6 +21,7 @@ from onnxfq.support.tables import wrap_lines
 
 if TYPE_CHECKING:
     from onnxfq.documents.proof import Proof
+    from onnxfq.documents.scores import Evaluation
 
     _Handler = logging.StreamHandler[TextIO]
 else:
@@ -160,7 +161,7 @@ DIFFERENT = 3
 """
 
 
-def exit_differing(*proofs: Proof | None) -> None:
-    """Exit with DIFFERENT if a runtime computes a written model otherwise than its simulation."""
-    if any(proof is not None and proof.difference for proof in proofs):
+def exit_differing(*found: Evaluation | Proof | None) -> None:
+    """Exit with DIFFERENT if outputs have other sizes, or a runtime computes other values than are meant."""
+    if any(one is not None and one.difference for one in found):
         raise typer.Exit(DIFFERENT)

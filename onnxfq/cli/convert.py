@@ -77,7 +77,7 @@ def convert(
     printer.wrote(output)
     if result.check is not None and not result.check.passed:
         raise typer.Exit(1)
-    exit_differing(None if result.evaluation is None else result.evaluation.proof)
+    exit_differing(result.evaluation)
 
 
 def _refuse_options(model: Path, target: str | None, data: object, onto: Path | None, to: str | None) -> None:

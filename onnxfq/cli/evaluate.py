@@ -10,7 +10,7 @@ import typer
 
 from onnxfq.choices import Kernels
 from onnxfq.cli.build_options import TimeOption
-from onnxfq.cli.console import Printing
+from onnxfq.cli.console import Printing, exit_differing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.option import ACCURACY, RUNNING, argument, flag, option
 from onnxfq.cli.options import CustomOpsOption
@@ -46,7 +46,8 @@ def evaluate(
 ) -> None:
     """Each output has SQNR, cosine, largest error and top-1 agreement.
 
-    REFERENCE runs once for all candidates. With --limit the first labels count.
+    REFERENCE runs once for all candidates. With --limit the first labels count. Exits with 3 if outputs have
+    other sizes.
     """
     from onnxfq.stages.evaluate import evaluate as evaluate_models
     from onnxfq.tools.time_models import time_on_data
@@ -68,6 +69,7 @@ def evaluate(
         timing = time_on_data(reference, named, data, options)
         result = result.model_copy(update={"timing": timing})
     printer.show(result)
+    exit_differing(result)
 
 
 def _name_candidates(paths: Sequence[Path]) -> dict[str, Path]:

@@ -88,7 +88,7 @@ class QuantizeOutputs:
         lines = () if built is None else built.lines()
         self.printer.report(record, quantize_summary(result, sizes), *lines)
         self.printer.wrote(self.output, self.report, self.artifacts)
-        exit_differing(result.proof)
+        exit_differing(result.evaluation)
 
     def show_outcomes(self, outcomes: Sequence[RecipeOutcome], options: RunOptions) -> None:
         """Print the table of several recipes, write the page and the artifacts; exit with 1 if one failed."""
@@ -115,4 +115,4 @@ class QuantizeOutputs:
         self.printer.wrote(*(outcome.output for outcome, _ in done), *pages)
         if len(done) < len(outcomes):
             raise typer.Exit(1)
-        exit_differing(*(result.proof for _, result in done))
+        exit_differing(*(result.evaluation for _, result in done))

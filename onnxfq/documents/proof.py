@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from onnxfq.support.records import Count, Record
+
+Expected = Literal["low", "weight-only", "MXFP8"]
+"""Precision that a graph wants of a node: all operands low, the constant alone, or both in MXFP8.
+
+MXFP8 counts apart: TensorRT for RTX 1.7.1 has no kernel for it and multiplies in a half type. B200 has one.
+"""
+
+
+class CheckCoverage(Record):
+    """Number of nodes of one operator that keep their expected precision; of MXFP8, weights of 8 bits."""
+
+    op_type: str
+    expects: Expected
+    kept: int
+    promised: int
+
+    def __str__(self) -> str:
+        """Return `Conv 52/52 low`."""
+        apart = " weights, multiplied in half by TensorRT for RTX" if self.expects == "MXFP8" else ""
+        return f"{self.op_type} {self.kept}/{self.promised} {self.expects}{apart}"
 
 
 class Proof(Record):
@@ -21,6 +42,8 @@ class Proof(Record):
         why: why nothing was tried; empty if the file ran.
         difference: what differs, or the refusal of the runtime; empty if both agree.
         saturated: whether it is only that int8 sums saturate on this processor, which `check` warns of.
+        coverage: promised operators that keep their precision in the graph of the runtime, as `check` counts
+            them; empty where the runtime is not asked by default.
         kept_float: operators that stay in float because the runtime computes them otherwise.
     """
 
@@ -34,6 +57,7 @@ class Proof(Record):
     why: str = ""
     difference: str = ""
     saturated: bool = False
+    coverage: tuple[CheckCoverage, ...] = ()
     kept_float: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
@@ -46,6 +70,8 @@ class Proof(Record):
             lines.append(f"           {name_figure(self.opened_db)} as users open it, in {self.opened_as}")
         if self.saturated:
             lines.append("           sums of int8 products saturate on this processor, which has no VNNI")
+        if self.coverage:
+            lines.append(f"runs       {', '.join(map(str, self.coverage))} in {self.runtime}")
         if self.kept_float:
             names = ", ".join(self.kept_float)
             lines.append(f"           {names} in float, because {self.runtime} computes it otherwise")

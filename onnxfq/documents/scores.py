@@ -161,6 +161,8 @@ class CandidateScore(Record):
         weight_shares: share of the noise of an output that weights alone make, on the first feeds, by output;
             empty if it was not measured.
         worst_samples: those of lowest SQNR, the lowest first.
+        unlike: outputs of other sizes than the reference's, with both shapes, which were not compared; those
+            whose rows are selected by values are none.
     """
 
     candidate: str
@@ -172,6 +174,7 @@ class CandidateScore(Record):
     tensors: tuple[OutputScore, ...] = ()
     weight_shares: dict[str, float] = {}
     worst_samples: tuple[SampleScore, ...] = ()
+    unlike: tuple[str, ...] = ()
 
     @staticmethod
     def cells(scores: Iterable[OutputScore | EqualShare]) -> list[tuple[str, ...]]:
@@ -264,6 +267,12 @@ class Evaluation(Document):
     proof: Proof | None = None
 
     @property
+    def difference(self) -> str:
+        """Outputs of other sizes, or what a runtime computes otherwise; empty for the same model."""
+        unlike = [f"{one.candidate}: {line}" for one in self.candidates for line in one.unlike]
+        return next(filter(None, (*unlike, "" if self.proof is None else self.proof.difference)), "")
+
+    @property
     def lost_db(self) -> float:
         """Loss in dB in the runtime of the target, next to the simulation."""
         return 0.0 if self.proof is None else self.proof.lost_db
@@ -297,11 +306,12 @@ class Evaluation(Document):
             for number, cells in enumerate(own):
                 rows.append(("", *cells, "", "") if number else (candidate.candidate, *cells, *figures))
         times = [] if self.timing is None else ["", *self.timing.lines()]
+        wrong = [f"differs    {self.difference}"] if self.difference else []
         if len(rows) == 1:
-            return "\n".join([*self.notes, *times])
+            return "\n".join([*wrong, *self.notes, *times])
         used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
         kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
-        return "\n".join([*table_lines(kept, names=(0, 1)), *self.notes, *times])
+        return "\n".join([*wrong, *table_lines(kept, names=(0, 1)), *self.notes, *times])
 
 
 def name_interval(interval: tuple[float, float] | None) -> str:

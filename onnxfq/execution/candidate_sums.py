@@ -21,7 +21,7 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.patterns.parts import part_sums
-from onnxfq.graph.signature import output_names
+from onnxfq.graph.signature import output_names, sized_by_values
 from onnxfq.numerics.intervals import NARROW_DB, interval_db
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.numerics.windows import divide_windows, fit_loss, window_ratios
@@ -213,6 +213,7 @@ class CandidateSums:
     def score(self, feeds: int, rows: int) -> CandidateScore:
         """Return the scores after so many feeds, and so many labelled rows."""
         judged, split = self.judged, len(self.outputs)
+        selected = sized_by_values(self.proto.graph)
         deciding = set(judged.deciding or self.outputs) - self.parts.keys()
         names = [*self.outputs, *self.tensors]
         scores = {
@@ -246,6 +247,11 @@ class CandidateSums:
                 if 0.0 < whole < math.inf and weights < math.inf and name not in judged.logits
             },
             worst_samples=self._worst_samples(),
+            unlike=tuple(
+                f"{name!r} {shapes[0]} on {len(shapes)} of {feeds} feeds"
+                for name, shapes in self.unlike.items()
+                if name not in {*selected, *judged.inner}
+            ),
         )
 
     def _is_told(self, name: str) -> bool:

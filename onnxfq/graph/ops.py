@@ -36,6 +36,9 @@ RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
 SIZES = frozenset({"Shape", "Size"})
 """Operators whose outputs depend on shapes, not on values."""
 
+SIZED_BY_VALUES = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+"""Operators whose shapes depend on values."""
+
 RESHAPES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that return all numbers of their first input in the same order."""
 

@@ -153,6 +153,17 @@ def nodes_by_graph(graph: gs.Graph) -> list[gs.Node]:
 _KNOWN_BODIES = frozenset({"If", "Loop", "Scan"})
 
 
+def find_fixed(nodes: Collection[gs.Node]) -> set[str]:
+    """Return the names of the nodes that compute constants from constants; `nodes` has makers first."""
+    fixed: set[str] = set()
+    for node in nodes:
+        makers = [maker.name for tensor in node.inputs for maker in tensor.inputs]
+        fed = any(not tensor.inputs and not isinstance(tensor, gs.Constant) for tensor in node.inputs)
+        if node.inputs and not fed and fixed.issuperset(makers):
+            fixed.add(node.name)
+    return fixed
+
+
 def nodes_out_of_reach(graph: gs.Graph) -> dict[str, gs.Node]:
     """Return {node name: enclosing node} for nodes whose observations cannot leave their body.
 

@@ -9,7 +9,7 @@ import onnx
 
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
-from onnxfq.graph.ops import ONNX_QUANTIZERS
+from onnxfq.graph.ops import ONNX_QUANTIZERS, SIZED_BY_VALUES
 
 
 def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
@@ -56,3 +56,12 @@ def boundaries(proto: onnx.ModelProto) -> list[str]:
     wanted = set(output_names(proto))
     wanted |= {node.input[0] for node in proto.graph.node if node.op_type in ONNX_QUANTIZERS}
     return [name for node in proto.graph.node for name in node.output if name in wanted]
+
+
+def sized_by_values(graph: onnx.GraphProto) -> set[str]:
+    """Return the tensors of the main graph whose sizes depend on which values are selected."""
+    sized: set[str] = set()
+    for node in graph.node:
+        if node.op_type in SIZED_BY_VALUES or sized.intersection(node.input):
+            sized.update(node.output)
+    return sized

@@ -22,7 +22,7 @@ from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.random_numbers import needs_seed
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.score import score_models
-from onnxfq.targets.target import AnyModel, Opener, Target, Values
+from onnxfq.targets.target import AnyModel, BuildOptions, Opener, Target, Values
 
 FIRST, MOST = 4, 16
 """Samples that show whether two runtimes agree, and those that tell by how much they do not.
@@ -135,6 +135,16 @@ def prove(
     return proof.model_copy(update=more)
 
 
+def count_kept(proof: Proof, target: Target, proto: onnx.ModelProto) -> Proof:
+    """Return `proof` with what runs in low precision of a file that ran, as `check` counts it.
+
+    The session of the proof cannot tell: its logits are outputs, so that ONNX Runtime fuses less.
+    """
+    if not target.asked or target.check is None or not proof.samples:
+        return proof
+    return proof.model_copy(update={"coverage": target.check(proto, "", BuildOptions()).coverage})
+
+
 def _explain_untried(target: Target, written: Written) -> str:
     """Return why a file is not run as its users run it; empty if it is."""
     if target.values is None:
@@ -158,7 +168,7 @@ def _join(release: str, scores: Mapping[str, CandidateScore], samples: int) -> P
     lost = {one.name: _lose(meant[one.name], one.sqnr_db) for one in computed.judging if one.name in meant}
     worst = max(lost, key=lost.__getitem__, default="")
     ran = {one.name: name_figure(one.sqnr_db) for one in computed.judging}
-    difference = ""
+    difference = "" if simulated.unlike else "; ".join(f"{release}: {line}" for line in computed.unlike)
     if worst and not lost[worst] <= DIFFERENCE_DB:
         difference = (
             f"{release} computes {ran[worst]} at {worst!r}, the simulation {name_figure(meant[worst])}"

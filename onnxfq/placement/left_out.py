@@ -26,6 +26,7 @@ model.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Literal
 
@@ -33,7 +34,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.graph.model import bodies
 from onnxfq.graph.ops import MOVES, REPEATS, SIZES, SPLITS, is_weighted
-from onnxfq.graph.queries import nodes_by_graph
+from onnxfq.graph.queries import find_fixed, nodes_by_graph
 from onnxfq.placement.target_policy import NodeDecision
 
 WHY_FLOAT = (
@@ -62,6 +63,20 @@ def leave_out_depthwise(decisions: list[NodeDecision], nodes: Iterable[gs.Node])
         if decision.node in found and decision.placements
         else decision
         for decision in decisions
+    ]
+
+
+def leave_out_fixed(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
+    """Return `decisions`, in float by rule for what is computed from constants alone.
+
+    Runtimes compute it once as they load the model, unless pairs keep them from it.
+    """
+    fixed = find_fixed(nodes)
+    return [
+        replace(d.leave_out("fixed", "computed from constants, once"), by_rule=True)
+        if d.node in fixed and d.placements
+        else d
+        for d in decisions
     ]
 
 

@@ -17,8 +17,10 @@ import onnx
 
 from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.calibration.statistics.histogram import HISTOGRAM
+from onnxfq.documents.plan import Plan
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.ops import MOVES, REPEATS, SPLITS
+from onnxfq.graph.model import Model
+from onnxfq.graph.ops import MOVES, REPEATS, SIZES, SPLITS
 from onnxfq.numerics.spec import QuantSpec
 
 _KEEPING = {"Cast": slice(0, 1), "Concat": slice(0, None), "Where": slice(1, 3)}
@@ -38,6 +40,12 @@ def raise_floors(statistics: Statistics, floors: Mapping[str, float]) -> Statist
         if name in floors
     }
     return replace(statistics, values={**statistics.values, **raised}) if raised else statistics
+
+
+def find_floors(model: Model, plan: Plan, statistics: Statistics) -> dict[str, float]:
+    """Return the floor of each tensor, constants included, where a Softmax of a model has masks."""
+    scores = find_masked_scores(model.index)
+    return scores.floors(statistics.tensors, (placement.spec for placement in plan.activations))
 
 
 @dataclass
@@ -191,7 +199,7 @@ class _Readers:
         return self._alone[name]
 
     def _leads(self, node: onnx.NodeProto, name: str) -> bool:
-        if node.op_type == "Softmax":
+        if node.op_type in SIZES | {"Softmax"}:
             return True
         part = _PASSED.get(node.op_type)
         if part is None or name not in node.input[part]:

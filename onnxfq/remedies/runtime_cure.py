@@ -20,7 +20,7 @@ from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge
-from onnxfq.judging.written_proof import DIFFERENCE_DB, FIRST, Written, prove
+from onnxfq.judging.written_proof import DIFFERENCE_DB, FIRST, Written, count_kept, prove
 from onnxfq.remedies.forms import Forms, build_forms, finish_forms
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
@@ -54,10 +54,12 @@ def finish_proven(
             candidate = candidate.with_overrides(cure, judge.sources.encodings, judge.options)
             done, made = finish_forms(judge, candidate, forms, clock, runs)
             proof = prove_candidate(judge, done, made, runs)
-    clock.lap("prove")
     kept = [name for one in done.recipe.overrides if one.why == _reason(proof) for name in one.nodes]
     kinds = {node.name: node.op_type for node in done.session.model.proto.graph.node}
     proof = proof.model_copy(update={"kept_float": tuple(f"{kinds[name]} {name!r}" for name in kept)})
+    with weights_stored_in(done.session.scratch):
+        proof = count_kept(proof, target_by_name(done.recipe.target), made.qdq)
+    clock.lap("prove")
     warn_zeroed_values(judge.start.session.model, done.plan, done.statistics.whole, made.encodings)
     return done, replace(made, evaluation=made.evaluation.model_copy(update={"proof": proof}))
 

@@ -183,7 +183,7 @@ def _row(outcome: RecipeOutcome, build: BuildOptions | None) -> RecipeRow:
         file="" if outcome.output is None else str(outcome.output),
         bytes=outcome.bytes or None,
         worst_db=None if worst is None else worst.sqnr_db,
-        difference="" if result.proof is None else result.proof.difference,
+        difference=result.evaluation.difference,
         promise="; ".join(
             text
             for trial in result.trials

@@ -107,7 +107,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
             verdict = f"SQNR       {about}{worst}{among}{where}"
     shares = [f"same       {share.output!r}: {share}" for candidate in last for share in candidate.shares]
     proven = proof_lines(evaluation)
-    first = 1 if evaluation.proof is not None and evaluation.proof.difference else 0
+    first = 1 if evaluation.difference else 0
     lines = [*proven[:first], verdict, *proven[first:], *shares, *_plan_lines(result.plan)]
     if sizes is not None:
         before, after = sizes
@@ -118,12 +118,11 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
 
 
 def proof_lines(evaluation: Evaluation | None) -> list[str]:
-    """Return what the runtime of the target made of the file, first what it computes otherwise."""
-    proof = None if evaluation is None else evaluation.proof
-    if proof is None:
+    """Return how the file differs, and what the runtime of the target made of it."""
+    if evaluation is None:
         return []
-    wrong = f"differs    {proof.difference}; do not use the file there"
-    return [*([wrong] if proof.difference else []), *proof.lines()]
+    wrong = [f"differs    {evaluation.difference}; do not use the file"] if evaluation.difference else []
+    return [*wrong, *([] if evaluation.proof is None else evaluation.proof.lines())]
 
 
 def _kind_of(outputs: Sequence[OutputScore]) -> str:

@@ -9,6 +9,7 @@ import onnx
 
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.external.sizes import is_large
+from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import read_structure
 from onnxfq.graph.io.save import save
 from onnxfq.runtime.custom_ops import register_libraries
@@ -43,10 +44,11 @@ def optimize_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
     Raises ModelError if ONNX Runtime cannot load the model in such a session.
     """
     with scratch_folder() as folder:
-        if is_large(proto):
+        is_split = is_large(proto) or any(map(is_external, proto.graph.initializer))
+        if is_split:
             save(proto, folder / "model.onnx")
         try:
-            write_optimized(folder / "model.onnx" if is_large(proto) else proto, folder / "optimized.onnx")
+            write_optimized(folder / "model.onnx" if is_split else proto, folder / "optimized.onnx")
         except Exception as error:  # one class for each status code
             raise ModelError(
                 f"ONNX Runtime {VERSION} cannot load it with all optimizations: {join_lines(error)[:300]}"

@@ -20,7 +20,7 @@ from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS, QUANTIZED_OPS
-from onnxfq.graph.signature import output_names, with_outputs
+from onnxfq.graph.signature import output_names, sized_by_values, with_outputs
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.random_numbers import needs_seed
@@ -34,9 +34,6 @@ SAME_DB = 40.0
 SAME_DB_OF_STEPS = 20.0
 """The same with quantizers or 16-bit floats, where a rounding moves a value by a whole step, and where scales
 that are found at run time depend on the batch."""
-
-_SIZED_BY_VALUES = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
-"""Operators whose results have no rows of the samples; a detector's are judged by what it selects from."""
 
 
 def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], given: Feed) -> str:
@@ -150,14 +147,15 @@ def _sqnr(want: NDArray[Any], have: NDArray[Any]) -> float:
 
 
 def _judged_tensors(proto: onnx.ModelProto) -> list[str]:
-    """Return the outputs whose sizes do not depend on values, and what a selection of boxes reads."""
-    selected: list[str] = []
-    sized: set[str] = set()
-    for node in proto.graph.node:
-        if node.op_type in _SIZED_BY_VALUES or sized.intersection(node.input):
-            sized.update(node.output)
-        if node.op_type == "NonMaxSuppression":
-            selected += [name for name in node.input[:2] if name not in sized]
+    """Return the outputs whose sizes do not depend on values, and what a selection of boxes reads.
+
+    Results of the others have no rows of the samples.
+    """
+    sized = sized_by_values(proto.graph)
+    boxes = [
+        name for node in proto.graph.node if node.op_type == "NonMaxSuppression" for name in node.input[:2]
+    ]
+    selected = [name for name in boxes if name not in sized]
     made = GraphIndex(proto.graph).makers
     outputs = [name for name in output_names(proto) if name not in sized]
     return [name for name in dict.fromkeys((*outputs, *selected)) if name in made]

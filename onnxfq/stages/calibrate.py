@@ -27,7 +27,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.placement.last_concats import APART, find_apart
-from onnxfq.placement.masked_scores import find_masked_scores, raise_floors
+from onnxfq.placement.masked_scores import find_floors, raise_floors
 from onnxfq.placement.rotary_pairs import join_rotary_pairs
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic, fit_weights_to_biases
 from onnxfq.stages.limits import describe_unreached, find_unreached
@@ -67,7 +67,6 @@ def calibrate(
     """
     calibrated = calibrate_plan(model, plan, statistics, calibrator, weights)
     encodings = calibrated.encodings
-    statistics = raise_floors(statistics, _find_floors(model, plan, statistics))
     warn_zeroed_values(model, plan, statistics, encodings)
     for line in filter(None, (compare_stored(model, *calibrated).line, describe_unreached(encodings))):
         log.warning("%s", line)
@@ -109,7 +108,7 @@ def calibrate_plan(
     whole, plan = plan, _select_part(plan, absent, unshared)
     apart = tuple(find_apart(model.index, plan, statistics))
     plan = _part_ranges(plan, apart)
-    floors, digest = _find_floors(model, plan, statistics), statistics.sha256
+    floors, digest = find_floors(model, plan, statistics), statistics.sha256
     statistics = raise_floors(statistics, floors)
     ranges, refused = _common_ranges(model, plan, statistics, chosen)
     plan = plan.without_bridges(refused, _OWN_SCALES)
@@ -162,11 +161,6 @@ def encode_weights(
         if progress is not None:
             progress(len(made))
     return tuple(made)
-
-
-def _find_floors(model: Model, plan: Plan, statistics: Statistics) -> dict[str, float]:
-    masked = find_masked_scores(model.index)
-    return masked.floors(statistics.tensors, (placement.spec for placement in plan.activations))
 
 
 def _raise_constant(model: Model, plan: Plan, encoding: Encoding, floors: Mapping[str, float]) -> Encoding:

@@ -11,6 +11,7 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.graph.model import Model, list_nodes
 from onnxfq.numerics.metrics import ratio_db
+from onnxfq.placement.masked_scores import find_floors, raise_floors
 from onnxfq.support.plurals import name_first
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ def find_zeroed_values(
     those with scales of channels or blocks, dynamic ones, and ranges from a rule or a file. Probabilities of
     a Softmax lose nothing: most of them are near 0, and add as little to what they weigh.
     """
+    statistics = raise_floors(statistics, find_floors(model, plan, statistics))
     found = {}
     for placement in plan.activations:
         sqnr_db = middle_sqnr_db(model, placement, statistics, encodings)

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Literal
 
 from onnxfq.documents.engine_listing import EngineListing
+from onnxfq.documents.proof import CheckCoverage, Expected
 from onnxfq.support.plurals import name_first
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
@@ -19,12 +20,6 @@ Verdict = Literal["low", "weight-only", "mixed", "float", "missing"]
 """Precision in which an engine runs a node, see `EngineNode`."""
 
 _EIGHT_BITS: tuple[Verdict, ...] = ("low", "weight-only")
-
-Expected = Literal["low", "weight-only", "MXFP8"]
-"""Precision that a graph wants of a node: all operands low, the constant alone, or both in MXFP8.
-
-MXFP8 counts apart: TensorRT for RTX 1.7.1 has no kernel for it and multiplies in a half type. B200 has one.
-"""
 
 _NAMED = 3
 """Most nodes that a line of text names for findings like its first one."""
@@ -52,20 +47,6 @@ class Finding(Record):
     op_type: str
     tensor: str = ""
     message: str
-
-
-class CheckCoverage(Record):
-    """Number of nodes of one operator that keep their expected precision; of MXFP8, weights of 8 bits."""
-
-    op_type: str
-    expects: Expected
-    kept: int
-    promised: int
-
-    def __str__(self) -> str:
-        """Return `Conv 52/52 low`."""
-        apart = " weights, multiplied in half by TensorRT for RTX" if self.expects == "MXFP8" else ""
-        return f"{self.op_type} {self.kept}/{self.promised} {self.expects}{apart}"
 
 
 class EngineNode(Record):

@@ -167,6 +167,31 @@ def test_sizes_that_follow_from_values() -> None:
     assert found.notes[0] in found.table()
 
 
+LENGTH = """g (float[1,16] x) => (float[1,M] voice, float[1,16] y) {
+    a = MatMul (x, w) y = MatMul (a, w) s = ReduceSum <keepdims = 0> (a, axes) b = Abs (s) f = Floor (b)
+    c = Cast <to = 7> (f) n = Unsqueeze (c, zero) k = Concat <axis = 0> (one, n) voice = Tile (x, k) }"""
+
+
+def test_outputs_of_another_length_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where rounding changes a length, both commands say so in their first line, and end with 3."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {"axes": np.array([0, 1]), "one": np.array([1]), "zero": np.array([0])}
+    onnx.save(build(LENGTH, {"w": weights(16, 16), **sizes}), "m.onnx")
+    np.savez("d.npz", x=10 * weights(24, 16, seed=3))
+    words = ["m.onnx", "--data", "d.npz", "--recipe", "tensorrt-int8", "--repair", "off", "-o", "q.onnx"]
+    said = "differs    {}: 'voice' has shape [1, "
+    assert main(["quantize", *words]) == 3
+    assert capsys.readouterr().out.startswith(said.format("fake-quant"))
+    assert main(["quantize", *words, "--json"]) == 3
+    assert (
+        "'voice' has shape" in json.loads(capsys.readouterr().out)["evaluation"]["candidates"][0]["unlike"][0]
+    )
+    assert main(["evaluate", "m.onnx", "q.onnx", "--data", "d.npz"]) == 3
+    assert capsys.readouterr().out.startswith(said.format("q.onnx"))
+
+
 def test_table_and_file(tmp_path: Path) -> None:
     """The table has a line a candidate; the file is JSON and reads back."""
     result = score_models(REFERENCE, {"same": REFERENCE, "minus": NEGATED}, [{"x": X}], labels=LABELS)

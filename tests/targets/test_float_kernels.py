@@ -74,6 +74,9 @@ PRODUCTS = {
     "shared columns": ("bij,jk->bik", (2, 6, 16), (16, 8)),
     "turned": ("bij,kj->kbi", (2, 6, 16), (8, 16)),
     "constant on the left": ("kj,bji->bki", (8, 16), (2, 16, 6)),
+    "constant to heads": ("btw,whd->bhtd", (2, 6, 16), (16, 3, 8)),
+    "constant of heads": ("bthd,whd->tbw", (2, 6, 3, 8), (16, 3, 8)),
+    "constant on the left of heads": ("whd,bhtd->btw", (16, 3, 8), (2, 3, 6, 8)),
     "heads": ("bqhd,bkhd->bhqk", (2, 6, 3, 8), (2, 5, 3, 8)),
     "values": ("bhqk,bkhd->bqhd", (2, 3, 6, 5), (2, 5, 3, 8)),
 }
@@ -83,8 +86,8 @@ PRODUCTS = {
 def test_an_einsum_that_is_a_product_is_a_matmul(name: str) -> None:
     """The prepared model has MatMul and the numbers of the Einsum, and runs in integers."""
     equation, left, right = PRODUCTS[name]
-    constant = name in ("shared columns", "turned", "constant on the left")
-    first = name == "constant on the left"
+    constant = name not in ("heads", "values")
+    first = name.startswith("constant on the left")
     feed = {"x": weights(*(right if first else left))} | ({} if constant else {"z": weights(*right, seed=1)})
     given = {name: f"float[{','.join(map(str, array.shape))}] {name}" for name, array in feed.items()}
     operands = ("w, x" if first else "x, w") if constant else "x, z"
@@ -92,7 +95,7 @@ def test_an_einsum_that_is_a_product_is_a_matmul(name: str) -> None:
     text = f"g ({', '.join(given.values())}) => (float[] y) {{ {body} }}"
     proto = build(text, {"w": weights(*(left if first else right), seed=2)} if constant else {})
     prepared = prepare_model(onnxfq.load(proto), "onnxruntime").proto
-    assert "MatMul" in {node.op_type for node in prepared.graph.node} <= {"MatMul", "Transpose"}
+    assert "MatMul" in {node.op_type for node in prepared.graph.node} <= {"MatMul", "Reshape", "Transpose"}
     want, got = (Session(one, 1, exact=True).run(feed)[0] for one in (proto, prepared))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)  # sums in another order
     assert runs_in_integers(proto, feed)
@@ -108,6 +111,7 @@ def runs_in_integers(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> boo
 
 FORMS = {
     "constant on the left": "y = MatMul (w, x)",
+    "constant on the left of two": "a = MatMul (w, x) y = MatMul (w, a)",
     "alpha": "y = Gemm <alpha = 0.5> (x, w, b)",
     "alpha and beta": "y = Gemm <alpha = 2.0, beta = 0.25, transB = 1> (x, w, b)",
     "a square": "a = MatMul (x, w) r = Relu (a) y = Pow (r, two)",

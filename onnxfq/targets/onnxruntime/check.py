@@ -14,10 +14,11 @@ from onnxfq.graph.ops import find_summed_axis
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.build import build_model, has_pair_behind
 from onnxfq.targets.onnxruntime.float_products import rounded_products
-from onnxfq.targets.onnxruntime.limits import ACTIVATION, WEIGHT
+from onnxfq.targets.onnxruntime.limits import ACTIVATION, WEIGHT, copies
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.limits import check_limits
+from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.session_forms import check_forms
@@ -27,6 +28,10 @@ UNITS: Units = {
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Resize", "Sigmoid", "Softmax"), (0,)),
 }
 """Operators that ONNX Runtime fuses with pairs on both sides, and the slots of their data."""
+
+
+def _is_unit(site: NodeSite) -> bool:
+    return has_pair_behind(site) and (site.op != "Resize" or copies(site))
 
 
 def saturation(reading: CheckContext) -> Iterator[Finding]:
@@ -97,5 +102,5 @@ check_model = make_check(
     RULES,
     UNITS,
     build_model,
-    lambda promised: promised.site.op not in UNITS or has_pair_behind(promised.site),
+    lambda promised: promised.site.op not in UNITS or _is_unit(promised.site),
 )

@@ -5,19 +5,21 @@ Found by the graphs that release 1.31.1 runs. The pairs stay: the weights are a 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.placement.left_out import leave_out_fixed
 from onnxfq.placement.node_units import find_written
 from onnxfq.placement.target_policy import NodeDecision
+from onnxfq.targets.onnxruntime.limits import copies
 
 _CLIPPING = ("Clip", "Relu")
 _UNSIGNED = QuantSpec(qtype=qtype_by_name("uint8"), symmetric=False)
@@ -42,20 +44,30 @@ def note_float_kernels(
                 return "ONNX Runtime runs it in float, for its result leaves the body that computes it"
         return ""
 
-    counts = Counter(p.tensor for d in decisions for p in d.placements)
-    turned = [_with_unsigned_left(d, counts) for d in decisions]
+    kept = [d for d in leave_out_fixed(decisions, nodes) if d.op_type != "Resize" or copies(by_name[d.node])]
+    right = {p.tensor for d in kept for p in d.placements if not _is_left(p, d)}
+    turned = [_with_unsigned_left(d, right) for d in kept]
     return [_note(d, _explain_types(d) or explain(by_name[d.node])) for d in turned]
 
 
-def _with_unsigned_left(decision: NodeDecision, counts: Mapping[str, int]) -> NodeDecision:
-    """Return the decision on a MatMul with an int8 constant on the left in `uint8`, which it multiplies."""
-    uses = (Use(decision.node, 0),) if decision.op_type == "MatMul" else ()
-    left = [p for p in decision.placements if p.role == "weight" and p.uses == uses]
-    if not left or left[0].spec.qtype.name != "int8" or counts[left[0].tensor] > 1:
-        return decision
-    why = f"{left[0].why}; uint8 with one scale on the left"
-    made = left[0].model_copy(update={"spec": _UNSIGNED, "why": why})
-    return replace(decision, placements=tuple(made if p is left[0] else p for p in decision.placements))
+def _is_left(placement: Placement, decision: NodeDecision) -> bool:
+    """Tell whether it is an int8 constant on the left of a MatMul."""
+    on_left = decision.op_type == "MatMul" and placement.uses == (Use(decision.node, 0),)
+    return on_left and placement.role == "weight" and placement.spec.qtype.name == "int8"
+
+
+def _with_unsigned_left(decision: NodeDecision, right: Collection[str]) -> NodeDecision:
+    """Return the decision with such a constant in `uint8`, which ONNX Runtime multiplies.
+
+    A constant that stands elsewhere too, in `right`, keeps its format.
+    """
+    placements = (
+        p.model_copy(update={"spec": _UNSIGNED, "why": f"{p.why}; uint8 with one scale on the left"})
+        if _is_left(p, decision) and p.tensor not in right
+        else p
+        for p in decision.placements
+    )
+    return replace(decision, placements=tuple(placements))
 
 
 def explain_half(float_type: str) -> str:

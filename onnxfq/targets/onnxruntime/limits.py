@@ -5,12 +5,18 @@ Tried on ONNX Runtime 1.31.1, one operator at a time.
 
 from __future__ import annotations
 
+from onnxfq.graph.follow import Node
 from onnxfq.targets.reading.limits import Product, TargetLimit
 
 # In float behind several scales.
 _NOT_FUSED = ("ConvTranspose", "Gemm")
 
 STACKS = "ONNX Runtime's kernels of MatMul take one scale of a weight with more than two axes"
+
+
+def copies(node: Node) -> bool:
+    """Tell whether a Resize copies numbers: ONNX Runtime interpolates in float, and copies integers."""
+    return bool(node.attrs.get("mode", "nearest") == "nearest")
 
 
 def _explain_activation(product: Product) -> str:

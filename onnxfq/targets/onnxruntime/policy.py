@@ -11,6 +11,7 @@ from onnxfq.numerics.float_types import find_storage_qtype
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.passes.product_forms import write_products
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.type_inference import with_session_ranks
@@ -18,9 +19,8 @@ from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.float_kernels import note_float_kernels
 from onnxfq.targets.onnxruntime.float_products import keep_floats
-from onnxfq.targets.onnxruntime.limits import ACTIVATION, STACKS
+from onnxfq.targets.onnxruntime.limits import ACTIVATION, STACKS, copies
 from onnxfq.targets.onnxruntime.product_biases import join_biases, set_products_apart
-from onnxfq.targets.onnxruntime.product_forms import write_products
 from onnxfq.targets.onnxruntime.recipes import RECIPES
 from onnxfq.targets.reading.limits import explain
 from onnxfq.targets.target import Target
@@ -98,8 +98,7 @@ ONNXRUNTIME = Target(
         absorbed=frozenset({"Relu", "Clip"}),
         equalizes=False,
         bridges=lambda node, qtype: node.op == "MaxPool" and qtype.bits == 8,
-        # A Resize that copies its numbers: between pairs of one scale ONNX Runtime copies integers.
-        one_scale=lambda node: node.op == "Resize" and node.attrs.get("mode", "nearest") == "nearest",
+        one_scale=lambda node: node.op == "Resize" and copies(node),
         bias_qtype="int32",
     ),
     recipes=RECIPES,

@@ -32,12 +32,14 @@ class RuntimeLayer:
     Attributes:
         kind: such as Convolution.
         types: of its inputs that are not scales or shapes, such as u8.
+        names: of what it computes.
         own: positions of the promised nodes that it names.
         weights: positions of those whose weight it reads.
     """
 
     kind: str
     types: tuple[str, ...]
+    names: frozenset[str]
     own: frozenset[int]
     weights: frozenset[int]
 
@@ -69,7 +71,8 @@ def read_layer(op: Any) -> RuntimeLayer:
     ports = [op.input_value(at) for at in range(op.get_input_size())]
     types = tuple(port.get_element_type().get_type_name() for port in ports)
     weights = [name for port in ports for name in _names_behind(port.get_node())]
-    return RuntimeLayer(_kind(op), types, frozenset(find_marks(_names(op))), frozenset(find_marks(weights)))
+    names = frozenset(",".join(_names(op)).split(","))
+    return RuntimeLayer(_kind(op), types, names, frozenset(find_marks(names)), frozenset(find_marks(weights)))
 
 
 def _names_behind(op: Any) -> list[str]:
@@ -109,12 +112,16 @@ def _judge(promised: ExpectedPrecision, layer: RuntimeLayer | None) -> Verdict:
     """Return the precision of a promised node in `layer`.
 
     OpenVINO adds the float sums of a convolution to a side of 8 bits: one such side makes another operator
-    than a product low.
+    than a product low. A chain of products in one Subgraph has the pairs of its activations inside.
     """
     if layer is None:
         return "missing"
     if promised.site.op not in WEIGHTED_INPUTS:
         return "low" if _LOW & set(layer.types) else "float"
+    if layer.kind == "Subgraph" and _LOW & set(layer.types):
+        computed = [one.pair for one in promised.operands if not one.constant]
+        if all(pair is not None and pair.data in layer.names for pair in computed):
+            return "low"
     data, *others = layer.types
     if data in _LOW:
         return "low" if others and others[0] in _LOW else "mixed"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.normalize.turned_weights import store_turned
+from onnxfq.passes.product_forms import write_products
 from onnxfq.passes.qdq_form import QdqForm
+from onnxfq.passes.separate_biases import separate_biases
 from onnxfq.targets.onnxruntime.float_products import keep_floats
 from onnxfq.targets.qnn.build import name_release, open_model
 from onnxfq.targets.qnn.check import check_model
@@ -12,7 +14,6 @@ from onnxfq.targets.qnn.fuse_gelus import fuse_gelus
 from onnxfq.targets.qnn.fuse_norms import fuse_norms
 from onnxfq.targets.qnn.policy import POLICY
 from onnxfq.targets.qnn.recipes import RECIPES
-from onnxfq.targets.qnn.separate_biases import separate_biases
 from onnxfq.targets.target import Target
 
 QNN = Target(
@@ -24,6 +25,8 @@ QNN = Target(
     release=name_release,
     # ONNX Runtime makes no node units of pairs without zero points.
     form=QdqForm(finish=keep_floats, zero_points=True),
-    prepare=lambda model: separate_biases(store_turned(fuse_gelus(fuse_norms(fold_batch_norm(model))))),
+    prepare=lambda model: separate_biases(
+        store_turned(fuse_gelus(fuse_norms(write_products(fold_batch_norm(model)))))
+    ),
     wide="uint16",
 )

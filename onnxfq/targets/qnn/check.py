@@ -11,13 +11,21 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
-from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QDQ_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.model import list_nodes
+from onnxfq.graph.ops import (
+    FAKE_QUANTIZE_OPS,
+    QDQ_OPS,
+    SIZED_BY_VALUES,
+    SIZES,
+    STANDARD_DOMAINS,
+    WEIGHTED_INPUTS,
+)
 from onnxfq.graph.patterns.whole_numbers import find_whole_numbers
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.qnn.build import build_model
 from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, needs_one_scale
-from onnxfq.targets.qnn.policy import LIMITS
+from onnxfq.targets.qnn.policy import GROUPS, LIMITS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
@@ -37,15 +45,24 @@ _PLAIN = {"BatchNormalization": (3, 4), "Clip": (1, 2), "Resize": (1, 2), "Upsam
 
 def operators(reading: CheckContext) -> Iterator[Finding]:
     """Report operators on floats that QNN does not have and the CPU runs."""
+    folded = SIZES if _has_fixed_sizes(reading) else frozenset()
     for site in _computing(reading):
         given = _pair(site, 0)
         if site.op in EIGHT_BITS and given is not None and given.qtype == TensorProto.UINT16:
             message = f"the HTP has {site.op} in 8 bits alone, and its session fails; leave the node in float"
             yield make_finding("operator", "refused", site, message)
         known = site.op in OPERATORS and (site.node.domain or "") in STANDARD_DOMAINS
-        if not known and site.op not in FAKE_QUANTIZE_OPS:
+        if not known and site.op not in FAKE_QUANTIZE_OPS | folded:
             message = f"QNN has no operator {site.op}, and the CPU runs it; export the model without it"
             yield make_finding("operator", "float", site, message)
+
+
+def _has_fixed_sizes(reading: CheckContext) -> bool:
+    """Tell whether no size of the model depends on its inputs, so that ONNX Runtime computes sizes once."""
+    proto = reading.proto
+    dims = [dim for value in proto.graph.input for dim in value.type.tensor_type.shape.dim]
+    by_values = any(node.op_type in SIZED_BY_VALUES for node in list_nodes(proto.graph))
+    return not by_values and all(dim.HasField("dim_value") for dim in dims)
 
 
 def _pair(site: NodeSite, slot: int) -> Quantizer | None:
@@ -192,7 +209,7 @@ RULES: tuple[Rule, ...] = (
     node_units,
     gains,
     zero_points,
-    check_limits(*LIMITS),
+    check_limits(*LIMITS, GROUPS),
     moved_scales,
     rounded_products,
 )

@@ -15,10 +15,12 @@ from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import is_weighted
-from onnxfq.graph.queries import producer_op
+from onnxfq.graph.queries import find_fixed, producer_op
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, needs_one_scale
-from onnxfq.targets.reading.limits import Product, TargetLimit, refuse
+from onnxfq.targets.reading.limits import Product, TargetLimit, explain, refuse
 
 # The HTP computes these in 16 bits on one grid only: scale 1/65536 from 0, and 1/32768 around the middle.
 _GRIDS = {"Sigmoid": (0.0, 65535 / 65536), "Tanh": (-1.0, 32767 / 32768)}
@@ -54,6 +56,24 @@ LIMITS = (
 )
 
 
+def _explain_groups(product: Product) -> str:
+    if (
+        product.op != "ConvTranspose"
+        or product.groups == 1
+        or product.scales == "one"
+        or not product.is_weight
+    ):
+        return ""
+    return (
+        f"the HTP gives the scales of one group to all {product.groups} of a ConvTranspose; use granularity: "
+        "per_tensor"
+    )
+
+
+GROUPS = TargetLimit("group-scales", "wrong", _explain_groups)
+"""The planner gives such a weight one scale."""
+
+
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
     """Return `decisions` without operators that vanish, with the grids that the HTP computes on.
 
@@ -64,7 +84,8 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     written = {p.tensor for d in decisions if d.op_type not in ABSORBED for p in d.placements}
     placing = {decision.node for decision in decisions if decision.placements}
     multiplied = {node.name for node in nodes if is_weighted(node)}
-    fixed = _find_fixed(nodes)
+    fixed = find_fixed(nodes) - multiplied
+    narrow = _find_second_operands(nodes)
     weights = {
         p.tensor for d in decisions if d.node in multiplied for p in d.placements if p.role == "weight"
     }
@@ -72,7 +93,9 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         replace(
             d,
             placements=tuple(
-                _on_grid(p, producers.get(p.tensor, ""))
+                _in_one_scale(
+                    _in_eight_bits(_on_grid(p, producers.get(p.tensor, "")), narrow), by_name[d.node]
+                )
                 for p in d.placements
                 if d.node in multiplied or p.tensor not in weights
             ),
@@ -82,15 +105,28 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     ]
 
 
-def _find_fixed(nodes: Collection[gs.Node]) -> set[str]:
-    """Return the names of the nodes that compute constants from constants; `nodes` has makers first."""
-    fixed: set[str] = set()
-    for node in nodes:
-        makers = [maker.name for tensor in node.inputs for maker in tensor.inputs]
-        fed = any(not tensor.inputs and not isinstance(tensor, gs.Constant) for tensor in node.inputs)
-        if node.inputs and not fed and not is_weighted(node) and fixed.issuperset(makers):
-            fixed.add(node.name)
-    return fixed
+def _find_second_operands(nodes: Collection[gs.Node]) -> set[str]:
+    """Return the second operands of products of two activations, and all moves of the same data."""
+    level = [
+        node.inputs[1] for node in nodes if node.op == "MatMul" and all(one.inputs for one in node.inputs)
+    ]
+    found: set[str] = set()
+    while level:
+        tensor = level.pop()
+        if tensor.name not in found:
+            found.add(tensor.name)
+            level += [one.inputs[0] for one in tensor.inputs if needs_one_scale(one)]
+            level += [made for one in tensor.outputs if needs_one_scale(one) for made in one.outputs]
+    return found
+
+
+def _in_eight_bits(placement: Placement, tensors: Collection[str]) -> Placement:
+    """Return the placement of one of `tensors` in 8 bits: the HTP multiplies its first 8 bits alone."""
+    if placement.tensor not in tensors or placement.spec.qtype.name != "uint16":
+        return placement
+    spec = placement.spec.model_copy(update={"qtype": qtype_by_name("uint8")})
+    why = f"{placement.why}; in 8 bits, which the HTP takes of the second operand of a product"
+    return placement.model_copy(update={"spec": spec, "why": why})
 
 
 def _vanishes(node: gs.Node, written: Collection[str], placing: Collection[str]) -> bool:
@@ -117,6 +153,16 @@ def _on_grid(placement: Placement, producer: str) -> Placement:
     fixed = Calibrator(name="range", parameters=_GRIDS[producer])
     why = f"{placement.why}; the HTP computes {producer} in 16 bits on one grid only"
     return placement.model_copy(update={"calibrator": fixed, "why": why})
+
+
+def _in_one_scale(placement: Placement, node: gs.Node) -> Placement:
+    """Return the placement of a weight with one scale where the HTP confuses several."""
+    shapes = {one.name: tuple(one.shape) for one in node.inputs if isinstance(one, gs.Constant)}
+    beyond = explain((GROUPS,), placement, Operands(node, (placement,), shapes))
+    if not beyond:
+        return placement
+    spec = placement.spec.model_copy(update={"granularity": PER_TENSOR})
+    return placement.model_copy(update={"spec": spec, "why": f"{placement.why}; one scale: {beyond}"})
 
 
 def _keep_float(operands: Operands) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
+from onnxfq.documents.proof import Expected
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
 from onnxfq.graph.queries import pads_by_zero
 from onnxfq.placement.residual_adds import RESIDUAL
-from onnxfq.targets.findings import Expected
 from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 

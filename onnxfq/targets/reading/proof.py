@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from onnxfq.documents.proof import CheckCoverage
 from onnxfq.targets.engine_figures import EngineComparison
-from onnxfq.targets.findings import CheckCoverage, CheckResult, EngineNode, Finding, Verdict, worst_first
+from onnxfq.targets.findings import CheckResult, EngineNode, Finding, Verdict, worst_first
 from onnxfq.targets.reading.context import CheckContext, Rule, read
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
 from onnxfq.targets.target import BuildOptions, Check

@@ -1,4 +1,4 @@
-"""Copies of shared biases: a bias has the scale of the products of its own layer."""
+"""Copies of shared biases: each has the scale of its layer's products, or is added in its kernel."""
 
 from __future__ import annotations
 
