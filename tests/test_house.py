@@ -158,16 +158,16 @@ _NO_CODE = {
 }
 
 ROOM_LINES: dict[str, int] = {
-    "": 256,  # `python -m onnxfq` leaves the working folder out; no room fell
+    "": 250,  # `python -m onnxfq` leaves the working folder out; no room fell
     "calibration": 2424,  # masks that set no range; no room fell
-    "checkpoints": 1333,
+    "checkpoints": 1331,
     "cli": 1789,  # `check --no-build`; no room fell
-    "data": 1740,  # turns by EXIF, what a folder leaves; no room fell
+    "data": 1774,  # turns by EXIF, what a folder leaves, texts as a stream; no room fell
     "diagnosis": 2041,
     "documents": 1441,  # results of a last Concat apart; no room fell
     "execution": 1009,  # workers without the working folder on their path; no room fell
     "graph": 4463,  # numbers that become sizes stay in float; no room fell
-    "interchange": 1158,  # results of a last Concat apart; no room fell
+    "interchange": 1187,  # sizes and links of GenAI folders, texts as a stream; no room fell
     "judging": 1147,  # the proof of written files came from remedies, which fell by as much
     "layers": 942,
     "numerics": 1082,
@@ -179,8 +179,8 @@ ROOM_LINES: dict[str, int] = {
     "report": 1206,
     "runtime": 1544,  # ranks that a session infers; no room fell
     "stages": 1879,  # masks that set no range; no room fell
-    "support": 939,  # children without the working folder on their path; no room fell
-    "targets": 6226,  # Gelus fused and a bias for each use on the HTP; no room fell
+    "support": 1038,  # bounds on native libraries, children without the working folder; no room fell
+    "targets": 6242,  # Gelus fused and a bias for each use on the HTP; no room fell
     "tools": 1739,  # `check` asks ONNX Runtime by default; no room fell
     "torch": 6498,  # attention and every call of a forward by one plan; no room fell
 }

@@ -129,7 +129,7 @@ def _watch_pieces(pieces: Iterator[Piece], name: str) -> Iterator[Piece]:
 
 def tells_total(data: Data) -> bool:
     """Return whether `data` can be opened for its total without calling or consuming anything."""
-    kinds = (str, Path, Mapping, list, tuple)
+    kinds = (str, Path, Mapping, Sequence)
     known = isinstance(data, kinds) or is_array(data) or hasattr(data, "sampler")
     return known and not _names_function(data) and not _is_maker(data)
 
@@ -264,7 +264,7 @@ def _open_iterable(data: Iterable[Any], reading: SourceContext, again: bool) -> 
         for number, element in enumerate(data):
             yield _piece(element, number, reading.inputs)
 
-    return Source("the data given", pieces(), _iterable_total(data, reading), isinstance(data, (list, tuple)))
+    return Source("the data given", pieces(), _iterable_total(data, reading), isinstance(data, Sequence))
 
 
 def _open_reader(reader: Any, reading: SourceContext, again: bool) -> Source:
@@ -328,7 +328,7 @@ def _iterable_total(data: Iterable[Any], reading: SourceContext) -> int | None:
         # A torch DataLoader may drop an incomplete last batch.
         total = len(sampler)
         return total - total % batch if getattr(data, "drop_last", False) else total
-    if not isinstance(data, (list, tuple)):
+    if not isinstance(data, Sequence):
         return None
     counts = [_samples_in(element, inputs) for element in data]
     return None if None in counts else sum(count or 0 for count in counts)
