@@ -159,7 +159,7 @@ class QuantizerToggles:
         ]
 
     def named(self, group: LayerGroup) -> LayerGroup:
-        """Return a group; with the nodes that make its tensors if none reads them, as outputs of the model."""
+        """Return a group; with the nodes that make its tensors if none reads them, as of outputs."""
         makers = {} if group.nodes else GraphIndex.of_model(self.proto).makers
         ends = [makers[tensor] for tensor in group.tensors if tensor in makers]
         made = tuple(makers.get(end.input[0], end).name for end in ends)
