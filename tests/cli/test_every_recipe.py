@@ -10,7 +10,6 @@ import pytest
 from builders import build, weights
 
 from onnxfq.cli.main import main
-
 from onnxfq.targets.recipes import RECIPES
 
 CONV = "a = Conv <pads = [1, 1, 1, 1]> (x, k) r = Relu (a)"
@@ -18,7 +17,11 @@ FEATURES, ROWS = "float[N,4,6,6]", "float[N,32]"
 ENDS: dict[str, tuple[str, str, str]] = {
     "product": (ROWS, "float[N,32] y", "h = MatMul (x, w) r = Relu (h) y = MatMul (r, w)"),
     "convolution": (FEATURES, "float[N,4,6,6] y", f"{CONV} y = Conv <pads = [1, 1, 1, 1]> (r, k)"),
-    "activation": (FEATURES, "float[N,4,6,6] y", f"{CONV} b = Conv <pads = [1, 1, 1, 1]> (r, k) y = Relu (b)"),
+    "activation": (
+        FEATURES,
+        "float[N,4,6,6] y",
+        f"{CONV} b = Conv <pads = [1, 1, 1, 1]> (r, k) y = Relu (b)",
+    ),
     "softmax": (ROWS, "float[N,32] y", "h = MatMul (x, w) y = Softmax (h)"),
     "concat": (
         FEATURES,
@@ -37,7 +40,11 @@ ENDS: dict[str, tuple[str, str, str]] = {
         "float[N,32] y, float[N,32] z",
         "h = MatMul (x, w) y = Relu (h) z = MatMul (y, w)",
     ),
-    "an input that is an output": (ROWS, "float[N,32] y, float[N,32] z", "y = MatMul (x, w) z = Identity (x)"),
+    "an input that is an output": (
+        ROWS,
+        "float[N,32] y, float[N,32] z",
+        "y = MatMul (x, w) z = Identity (x)",
+    ),
     "classes": (ROWS, "int64[N,1] y, float[N,32] h", "h = MatMul (x, w) y = ArgMax <axis = 1> (h)"),
     "nothing to quantize": (ROWS, "float[N,32] y", "y = Neg (x)"),
     "sequence": (ROWS, "seq(float[N,32]) y", "h = MatMul (x, w) r = Relu (h) y = SequenceConstruct (h, r)"),
