@@ -161,26 +161,26 @@ ROOM_LINES: dict[str, int] = {
     "": 250,  # `python -m onnxfq` leaves the working folder out; no room fell
     "calibration": 2424,  # masks that set no range; no room fell
     "checkpoints": 1331,
-    "cli": 1807,  # `check --no-build`; no room fell
+    "cli": 1807,  # names of outputs, escapes and failed recipes are told; no room fell
     "data": 1774,  # turns by EXIF, what a folder leaves, texts as a stream; no room fell
-    "diagnosis": 2112,
+    "diagnosis": 2112,  # causes gain on other samples, another float model, the noisiest pair; no room fell
     "documents": 1441,  # results of a last Concat apart; no room fell
     "execution": 1009,  # workers without the working folder on their path; no room fell
     "graph": 4463,  # numbers that become sizes stay in float; no room fell
     "interchange": 1187,  # sizes and links of GenAI folders, texts as a stream; no room fell
     "judging": 1147,  # the proof of written files came from remedies, which fell by as much
-    "layers": 947,
+    "layers": 947,  # groups that nothing reads have names; no room fell
     "numerics": 1082,
-    "passes": 1496,
-    "placement": 1490,  # masks, sizes and a last Concat apart from ranges; no room fell
+    "passes": 1496,  # types of casts by ONNX's inference; no room fell
+    "placement": 1490,  # masks, sizes, a last Concat and bits of float32 apart; no room fell
     "quantized": 1508,  # the one decoder of n-bit blocks came from checkpoints, which fell by more
     "quantizing": 354,
     "remedies": 1483,
     "report": 1206,
-    "runtime": 1545,  # ranks that a session infers; no room fell
+    "runtime": 1545,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1879,  # masks that set no range; no room fell
     "support": 1038,  # bounds on native libraries, children without the working folder; no room fell
-    "targets": 6242,  # Gelus fused and a bias for each use on the HTP; no room fell
+    "targets": 6242,  # layers and times of engines as records; no room fell
     "tools": 1739,  # `check` asks ONNX Runtime by default; no room fell
     "torch": 6498,  # attention and every call of a forward by one plan; no room fell
 }
