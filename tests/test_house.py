@@ -161,12 +161,12 @@ ROOM_LINES: dict[str, int] = {
     "": 250,  # `python -m onnxfq` leaves the working folder out; no room fell
     "calibration": 2424,  # masks that set no range; no room fell
     "checkpoints": 1331,
-    "cli": 1807,  # names of outputs, escapes and failed recipes are told; no room fell
+    "cli": 1815,  # names of outputs, escapes, failed recipes; no room fell
     "data": 1774,  # turns by EXIF, what a folder leaves, texts as a stream; no room fell
     "diagnosis": 2112,  # causes gain on other samples, another float model, the noisiest pair; no room fell
     "documents": 1441,  # results of a last Concat apart; no room fell
     "execution": 1009,  # workers without the working folder on their path; no room fell
-    "graph": 4463,  # numbers that become sizes stay in float; no room fell
+    "graph": 4483,  # sizes in float, functions that unfold without end; no room fell
     "interchange": 1187,  # sizes and links of GenAI folders, texts as a stream; no room fell
     "judging": 1147,  # the proof of written files came from remedies, which fell by as much
     "layers": 947,  # groups that nothing reads have names; no room fell
@@ -180,7 +180,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1545,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1879,  # masks that set no range; no room fell
     "support": 1038,  # bounds on native libraries, children without the working folder; no room fell
-    "targets": 6242,  # layers and times of engines as records; no room fell
+    "targets": 6257,  # layers and times of engines as records; no room fell
     "tools": 1739,  # `check` asks ONNX Runtime by default; no room fell
     "torch": 6498,  # attention and every call of a forward by one plan; no room fell
 }

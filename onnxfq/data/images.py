@@ -18,7 +18,7 @@ from onnxfq.support.records import join_lines
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")
-"""What Pillow may take a file for: others start programs, such as Ghostscript for PostScript."""
+"""Formats that Pillow may read: others start programs, such as Ghostscript for PostScript."""
 _TURN = 0x0112
 """Number of EXIF's orientation; 1 is upright."""
 CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}

@@ -52,7 +52,7 @@ def find_suspicions(candidate: FileCandidate) -> list[Suspicion]:
     A layer that is certainly wrong and cannot be repaired here explains the ranges behind it.
     """
     others = [*find_other_weights(candidate)]
-    if others:  # all that is measured against another model accuses nothing
+    if others:  # measured against another model, nothing is a fault
         return others
     layers = []
     for find in LAYER_DETECTORS.values():

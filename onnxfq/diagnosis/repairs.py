@@ -38,8 +38,8 @@ class Repairs:
     def confirm(self, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
         """Return the causes among `suspicions`, the most harmful first.
 
-        The repair of a cause gains on samples that did not choose it, alone or on top of worse ones. What
-        does not gain hides no other. Without any, a pair that alone makes most of the noise is one.
+        The repair of a cause gains on samples that did not choose it, alone or on top of worse ones. Others
+        hide nothing. Without any cause, a pair that alone makes almost all of the noise is one.
         """
         causes = self._confirm(list(suspicions))
         if any(one.edits for one in causes) or self._candidate.opened is None:
@@ -56,7 +56,7 @@ class Repairs:
             left = [one for one in left if one is not causes[wrong]]
 
     def _gains(self, one: Suspicion, worse: Sequence[Suspicion]) -> bool:
-        """Tell whether the repair of a suspicion gains in SQNR, alone or on top of those of worse ones."""
+        """Tell whether the repair of a suspicion gains in SQNR, alone or on top of worse ones."""
         if not one.edits or one.kind in FOR_SPEED or self._candidate.opened is None:
             return True
         for others in ([], [other for other in worse if other.edits]) if worse else ([],):

@@ -61,7 +61,7 @@ class _Model(ForeignRecord):
     context_length: Size | None = None
 
 
-class _Config(ForeignRecord):
+class _GenaiConfig(ForeignRecord):
     model: _Model
 
 
@@ -82,7 +82,7 @@ class GenaiFolder:
     @classmethod
     def read(cls, path: Path) -> GenaiFolder:
         """Read the configuration. Raises ModelError for a folder that GenAI would not load."""
-        config = read_document(cls._inside(path, CONFIG), _Config, ModelError).model
+        config = read_document(cls._inside(path, CONFIG), _GenaiConfig, ModelError).model
         model = cls._inside(path, config.decoder.filename)
         if not model.is_file():
             raise ModelError(

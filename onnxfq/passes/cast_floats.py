@@ -157,7 +157,7 @@ class _Caster:
         try:
             schema = onnx.defs.get_schema(made.op_type, self.opset, made.domain)
             found = onnx.shape_inference.infer_node_outputs(schema, made, types)
-        except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError):  # of another library, or a body
+        except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError):  # another library's, or a body
             return {}
         return {name: kind.tensor_type.elem_type for name, kind in found.items()}
 

@@ -59,7 +59,7 @@ def _run(work: Callable[[], Iterable[T]]) -> Results[T]:
         raise
     except OnnxfqError as fault:
         yield None, fault  # type: ignore[misc]
-    except BaseException as fault:  # a panic of Rust is no Exception
+    except BaseException as fault:  # Rust's panic has another base
         yield None, f"{type(fault).__name__}: {fault}"  # type: ignore[misc]
 
 
@@ -89,7 +89,7 @@ def _run_apart(work: Callable[[], Iterable[T]]) -> Results[T]:
             os.waitpid(child, 0)
 
 
-class _Notes(logging.Handler):
+class _SentNotes(logging.Handler):
     """Handler that hands notes on to the process that waits."""
 
     def __init__(self, writer: Connection) -> None:
@@ -110,7 +110,7 @@ def _be_child(
             signal.signal(number, signal.SIG_DFL)
         os.dup2(printed.fileno(), 2)
         logger = logging.getLogger("onnxfq")
-        logger.handlers[:], logger.propagate = [_Notes(writer)], False
+        logger.handlers[:], logger.propagate = [_SentNotes(writer)], False
         _limit_data()
         for result in _run(work):
             writer.send(result)

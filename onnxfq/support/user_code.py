@@ -44,7 +44,7 @@ def import_function(text: str, option: str) -> Any:
         what = f"cannot import {module_name!r} of {option} {text}"
         raise DataError(f"{what} {_describe(fault)}; run from its folder, or repair it") from fault
     finally:
-        if is_new:  # what the module imports later is found, and hides no library
+        if is_new:  # later imports of the module find it, and it hides no library
             sys.path.remove(here)
             sys.path.append(here)
     if not hasattr(module, name):

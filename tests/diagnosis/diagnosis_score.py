@@ -59,7 +59,7 @@ class Score:
 
     @property
     def costs_nothing(self) -> bool:
-        """Whether no cause is named and the file is as good as the sound one: what gains less is no cause."""
+        """Whether no cause is named and the file is as good as the sound one: a cause gains more."""
         return not self.causes and self.lost_db < LEAST_GAIN_DB
 
     @property

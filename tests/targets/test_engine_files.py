@@ -319,7 +319,7 @@ def test_brackets_cost_no_time(model: Path) -> None:
 
 @pytest.mark.parametrize("number", [10**400, float("nan"), float("inf"), -1.0, "2", None, True, [1]])
 def test_numbers_of_a_profile(number: object, model: Path) -> None:
-    """A time that is no finite number is one line; None is a time that is missing."""
+    """Only finite numbers are times; None stands for a missing one, and all else is one line."""
     for row in ({"medianMs": number}, {"timeMs": number}, {"count": number}):
         write([{"count": 2}, {"name": "n", "averageMs": 1.0} | row], "profile.json")
         try:

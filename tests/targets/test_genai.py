@@ -430,7 +430,7 @@ HOSTILE: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_tokenizers(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A panic, which is no Exception, and memory without end are an error in one line; nothing is printed."""
+    """A panic, which is no Exception, and memory without end are an error in one line, and print nothing."""
     folder = _tokenizer(tmp_path / "own", **HOSTILE[case])
     with pytest.raises(DataError, match="cannot read the tokenizer [^\n]*; export the folder again"):
         list(TextTokens(folder).windows(["a little girl was there"], 4))
@@ -439,7 +439,7 @@ def test_hostile_tokenizers(case: str, tmp_path: Path, capfd: pytest.CaptureFixt
 
 @pytest.mark.parametrize("size", [-5, 0, 2**31, 2**62, True, 1.5, "8", [8], 10**400])
 def test_sizes_of_a_configuration(size: object, tmp_path: Path) -> None:
-    """A size that no memory holds, or that is none, is one line; so are inputs that are no names."""
+    """A wrong size is one line, and so are inputs without names."""
     folder = write_folder(tmp_path / "float")
     rename(folder, size, "head_size")
     with pytest.raises(OnnxfqError, match="genai_config.json: model.decoder.head_size: "):

@@ -52,7 +52,7 @@ def find_other_preprocessing(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield the preprocessing under which the ranges of the whole file fit the data.
 
     The range of an input must not fit worse: ranges that training learnt differ from the data's too. Without
-    one a normalization may hide any scale, and the others are no evidence.
+    one a normalization may hide any scale, and other ranges prove nothing.
     """
     readings = _with_values(candidate.read_ranges(candidate.feeds[:TRIED]))
     before = mean_misfit(readings)
