@@ -430,7 +430,7 @@ HOSTILE: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_tokenizers(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A panic, which is no Exception, and memory without end are an error in one line, and print nothing."""
+    """A panic and memory without end are an error in one line, and print nothing."""
     folder = _tokenizer(tmp_path / "own", **HOSTILE[case])
     with pytest.raises(DataError, match="cannot read the tokenizer [^\n]*; export the folder again"):
         list(TextTokens(folder).windows(["a little girl was there"], 4))
