@@ -160,7 +160,7 @@ _NO_CODE = {
 ROOM_LINES: dict[str, int] = {
     "": 250,  # `python -m onnxfq` leaves the working folder out; no room fell
     "calibration": 2424,  # masks that set no range; no room fell
-    "checkpoints": 1331,
+    "checkpoints": 1333,
     "cli": 1815,  # names of outputs, escapes, failed recipes; no room fell
     "data": 1774,  # turns by EXIF, what a folder leaves, texts as a stream; no room fell
     "diagnosis": 2112,  # causes gain on other samples, another float model, the noisiest pair; no room fell
