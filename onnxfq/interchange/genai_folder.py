@@ -82,6 +82,10 @@ class GenaiFolder:
     @classmethod
     def read(cls, path: Path) -> GenaiFolder:
         """Read the configuration. Raises ModelError for a folder that GenAI would not load."""
+        if not (path / CONFIG).exists():
+            raise ModelError(
+                f"cannot read {path / CONFIG}; give a folder of ONNX Runtime GenAI, or the path of a model"
+            )
         config = read_document(cls._inside(path, CONFIG), _GenaiConfig, ModelError).model
         model = cls._inside(path, config.decoder.filename)
         if not model.is_file():
