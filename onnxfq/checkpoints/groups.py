@@ -16,18 +16,18 @@ _REPEATED = re.compile(r"[*+{]")
 _GROUP_REPEATED = re.compile(r"\)[*+?{]")
 
 
-class _Group(ForeignRecord):
+class _SchemeGroup(ForeignRecord):
     targets: tuple[str, ...] | None = None
 
 
-class _Groups(ForeignRecord):
-    config_groups: dict[str, _Group]
+class _SchemeGroups(ForeignRecord):
+    config_groups: dict[str, _SchemeGroup]
 
 
 def find_scheme(checkpoint: Checkpoint, module: str) -> Mapping[str, Any]:
     """Return the group of a module: by its name or pattern, else the one for a class of modules."""
     groups = checkpoint.quantization.get("config_groups") or {}
-    said = parse({"config_groups": groups}, _Groups, ModelError, str(checkpoint.path)).config_groups
+    said = parse({"config_groups": groups}, _SchemeGroups, ModelError, str(checkpoint.path)).config_groups
     for name, group in said.items():
         if any(_names(target, module) for target in group.targets or ()):
             return cast(Mapping[str, Any], groups[name])

@@ -27,7 +27,7 @@ HOSTILE: tuple[Any, ...] = (
     *(None, True, -5, 0, 2**62, 10**400, 0.5, float("nan"), float("inf"), "", "x", "\ud800", "../x", "a\0b"),
     *([], {}, [[]], [1, "x"], ["x"] * 99, [["x", "y"]], {"x": 1}, {"": {}}),
 )
-"""What may stand in place of any value."""
+"""Values that may stand in place of any other."""
 
 EVERY = 7
 """One replacement in so many is tried, unless all cases are asked for."""
