@@ -11,7 +11,12 @@ with the GPU. Every error is an `OnnxfqError` of one line.
 The names here are the public API; everything else may change.
 """
 
-from __future__ import annotations
+import os
+import sys
+
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].endswith(__name__) and sys.path[0] == os.getcwd():
+    # `python -m onnxfq`: the working folder may hold files of anyone, such as a __future__.py.
+    del sys.path[0]
 
 from collections.abc import Callable
 from functools import cache

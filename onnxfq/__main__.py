@@ -20,7 +20,7 @@ def main() -> int:
     _open_standard_streams()
     if sys.argv[1:] == ["--version"]:
         return _print_version()
-    from onnxfq.support.interrupts import ENDING
+    from onnxfq.support.interrupts import ENDING, end_with
 
     usual = (signal.SIG_DFL, signal.default_int_handler)  # a parent process may ignore a signal
     ending = [number for number in ENDING if signal.getsignal(number) in usual]
@@ -31,7 +31,7 @@ def main() -> int:
     marks, marking = os.pipe()
     parent, child = os.getpid(), os.fork()
     if child == 0:
-        _end_with(parent)
+        end_with(parent)
         try:
             return _run(ending, before)
         finally:
@@ -107,17 +107,6 @@ def _run(ending: list[signal.Signals], mask: set[int | signal.Signals] | None = 
         if os.environ.get("ONNXFQ_TRACEBACK"):
             raise
         return _report_fault(fault)
-
-
-def _end_with(parent: int) -> None:
-    """End this process with its parent `parent`, even if that is killed; Linux only."""
-    import ctypes
-
-    set_signal = getattr(ctypes.CDLL(None), "prctl", None)
-    if set_signal is not None:
-        set_signal(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def _is_marked(marks: int) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnxfq.checkpoints.tensor_file import TensorEntry, read_head
 from onnxfq.errors import ModelError, nearest
 from onnxfq.numerics.float_types import FLOATS, FloatType
+from onnxfq.support.reading import is_inside
 from onnxfq.support.records import read_content
 
 CONFIG = "config.json"
@@ -159,16 +160,12 @@ def float_type_of(dtype: np.dtype[Any], other: FloatType = "float32") -> FloatTy
 def inside(folder: Path, name: str) -> Path:
     """Return the path of file `name` of a folder.
 
-    Raises ModelError for a name that leads out of it: with a folder, or by a link that ends elsewhere. Caches
-    keep a folder of links to files next to it, under one root of the cache; a link may end there.
+    Raises ModelError for a name that leads out of it: with a folder, or by a link that ends elsewhere.
     """
     if name != os.path.basename(name) or name in ("", ".", "..") or "\0" in name:
         raise ModelError(f"{folder}: {name!r} is not the name of a file in the folder; repair {INDEX}")
     path = folder / name
-    home = Path(os.path.realpath(folder))
-    # .../snapshots/REVISION/file -> .../blobs/HASH
-    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
-    if not any(Path(os.path.realpath(path)).parent == one for one in homes):
+    if not is_inside(path, folder):
         raise ModelError(f"{path} is a link that leads out of the folder; copy the file into it")
     return path
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from onnxfq.checkpoints.folder import Checkpoint
 from onnxfq.errors import ModelError
+from onnxfq.support.records import ForeignRecord, parse
 
 _LONGEST = 400
 """Characters of patterns, and of the modules that they are compared with."""
@@ -15,25 +16,31 @@ _REPEATED = re.compile(r"[*+{]")
 _GROUP_REPEATED = re.compile(r"\)[*+?{]")
 
 
+class _SchemeGroup(ForeignRecord):
+    targets: tuple[str, ...] | None = None
+
+
+class _SchemeGroups(ForeignRecord):
+    config_groups: dict[str, _SchemeGroup]
+
+
 def find_scheme(checkpoint: Checkpoint, module: str) -> Mapping[str, Any]:
     """Return the group of a module: by its name or pattern, else the one for a class of modules."""
-    groups = checkpoint.quantization.get("config_groups")
-    groups = list(groups.values()) if isinstance(groups, Mapping) else []
-    schemes = [group for group in groups if isinstance(group, Mapping)]
-    for group in schemes:
-        targets = group.get("targets")
-        if any(_names(str(target), module) for target in (targets if isinstance(targets, list) else [])):
-            return group
+    groups = checkpoint.quantization.get("config_groups") or {}
+    said = parse({"config_groups": groups}, _SchemeGroups, ModelError, str(checkpoint.path)).config_groups
+    for name, group in said.items():
+        if any(_names(target, module) for target in group.targets or ()):
+            return cast(Mapping[str, Any], groups[name])
     general = [
-        group
-        for group in schemes
-        if not any("." in str(t) or str(t).startswith("re:") for t in group.get("targets") or [])
+        groups[name]
+        for name, group in said.items()
+        if not any("." in target or target.startswith("re:") for target in group.targets or ())
     ]
     if len(general) != 1:
         raise ModelError(
             f"{checkpoint.path}: config_groups has {len(general)} groups for layer {module!r}; name it in one"
         )
-    return general[0]
+    return cast(Mapping[str, Any], general[0])
 
 
 def _names(target: str, module: str) -> bool:

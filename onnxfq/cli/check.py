@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +14,7 @@ from onnxfq.cli.build_options import BuildChoice, GpuOption, note_gpus
 from onnxfq.cli.console import PrintingAll
 from onnxfq.cli.option import BUILDING, flag, option, refuse
 from onnxfq.cli.options import ModelArgument
+from onnxfq.errors import OnnxfqError
 
 _TARGET = option(
     "NAME",
@@ -64,6 +66,19 @@ def check(
     result = check_model(
         model, target, build=False if no_build else options, layers=layers, profile=profile, gpus=gpu or ()
     )
+    printer.say(f"target     {result.target}")
     printer.show(result)
     if not result.passed:
+        if layers is None and not printer.silent and _is_cured(model, result.target):
+            printer.say(f"cure       onnxfq convert {model} --target {result.target} -o OUT.onnx")
         raise typer.Exit(1)
+
+
+def _is_cured(model: Path, target: str) -> bool:
+    """Tell whether `convert` makes a model that passes: the recipe of another tool cannot be changed here."""
+    from onnxfq.tools.convert import convert
+
+    with suppress(OnnxfqError):
+        found = convert(model, target=target).check
+        return found is not None and found.passed
+    return False

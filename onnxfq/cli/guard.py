@@ -13,8 +13,9 @@ from typing import Any
 import typer
 
 from onnxfq.cli.artifacts import artifact_paths, node_data_paths
+from onnxfq.cli.console import arguments
 from onnxfq.cli.streams import keep_output_clean
-from onnxfq.errors import OnnxfqError
+from onnxfq.errors import OnnxfqError, OutputError
 from onnxfq.support.files import check_writable
 from onnxfq.support.memory import check_limits
 from onnxfq.support.outputs import check_apart, write_together
@@ -27,6 +28,12 @@ FOLDERS = ("handoff", "demo")
 
 FILE_OR_FOLDER = ("convert",)
 """Commands whose output is a folder unless it ends in .onnx."""
+
+FOREIGN = (
+    *(".tflite", ".pt", ".pth", ".pb", ".h5", ".keras", ".engine", ".plan", ".trt", ".xml", ".bin", ".dlc"),
+    *(".mlmodel", ".mlpackage", ".gguf", ".safetensors", ".ort", ".hef", ".rknn", ".om", ".bmodel", ".mnn"),
+)
+"""Endings of models in formats that are not written."""
 
 _MODEL = "model"
 
@@ -54,10 +61,16 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
         for output in (*outputs, *inside):
             check_apart(output, inputs)
             check_keeps_data(output, data)
+            if output.suffix.lower() in FOREIGN and command.__name__ not in FOLDERS:
+                raise OutputError(
+                    f"{output}: nothing writes {output.suffix} here; give a name that ends in .onnx"
+                )
         is_folder = command.__name__ in FILE_OR_FOLDER and outputs and outputs[0].suffix != ".onnx"
         for output in outputs if command.__name__ not in FOLDERS and not is_folder else ():
             if output != folder and not (is_shared and output == outputs[0]):
                 check_writable(output)
+                if not os.path.isdir(given.get(_MODEL) or ""):
+                    _check_file_name(output)
         for one, other in combinations([*outputs, *inside], 2):
             check_apart(one, [other])
         ended: typer.Exit | None = None
@@ -75,6 +88,13 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
             raise ended
 
     return run
+
+
+def _check_file_name(output: Path) -> None:
+    """Raise OutputError for a name that asks for a folder."""
+    asked = [word for word in arguments.get() if word.endswith(f"{output}{os.sep}")]
+    if asked:
+        raise OutputError(f"{output}{os.sep} is the name of a folder; name the file in it")
 
 
 def _list_inputs(given: dict[str, Any]) -> Iterator[Path]:

@@ -11,7 +11,7 @@ import typer
 
 from onnxfq.cli.artifacts import check_folder_of_files, write_artifacts
 from onnxfq.cli.console import Printer, command_line, exit_differing, write_page
-from onnxfq.errors import OnnxfqError
+from onnxfq.errors import OnnxfqError, join_lines
 
 if TYPE_CHECKING:
     from onnxfq.quantizing.result import QuantizeResult, RecipeOutcome
@@ -113,6 +113,9 @@ class QuantizeOutputs:
         self.printer.report(table, *table.lines())
         pages = (self.report, self.artifacts) if done else ()
         self.printer.wrote(*(outcome.output for outcome, _ in done), *pages)
-        if len(done) < len(outcomes):
+        failed = [f"{one.recipe}: {one.error}" for one in outcomes if one.result is None]
+        if failed:
+            what = join_lines(f"{len(failed)} of {len(outcomes)} recipes failed: {'; '.join(failed)}")
+            typer.echo(f"onnxfq: error: {what}", err=True)
             raise typer.Exit(1)
         exit_differing(*(result.evaluation for _, result in done))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -16,6 +17,9 @@ from onnxfq.support.tables import measure_room, room
 
 _OUT, _ERR = 1, 2
 """Descriptors of standard output and standard error."""
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+"""Characters of control, of no width, and of another direction."""
 
 _results: ContextVar[io.StringIO | None] = ContextVar("_results", default=None)
 
@@ -75,8 +79,8 @@ def hold_results() -> Iterator[None]:
 
 
 def show(text: str) -> None:
-    """Print a line of a result."""
-    print(text, file=_results.get())
+    """Print lines of a result; what would move or turn the text of a terminal is escaped, as JSON has it."""
+    print(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text), file=_results.get())
 
 
 @contextmanager

@@ -158,6 +158,8 @@ class Feeds:
                     f"{option} is for image files, and {source.name} holds arrays; prepare them where they "
                     f"are made and leave {option} out, or give the image files"
                 )
+        if source.left:
+            self._notes.once(source.left)
         limit = self.options.limit
         self._total = source.total if limit is None or source.total is None else min(source.total, limit)
         self._total = None if self._whole else self._total
@@ -206,8 +208,8 @@ class Feeds:
                     feed = {name: array.copy() for name, array in feed.items()}
                 count = open_count(feed, self.inputs)
                 number += 1 if count is None else count
-                if piece.note:
-                    self._notes.once(piece.note)
+                for note in filter(None, piece.note.split("\n")):
+                    self._notes.once(note)
                 yield feed
 
     def _fit(self, arrays: Feed, options: DataOptions, where: str) -> Feed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,11 @@ from onnxfq.errors import DataError
 from onnxfq.support.reading import open_input
 from onnxfq.support.records import join_lines
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif")
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")
+"""Formats that Pillow may read: others start programs, such as Ghostscript for PostScript."""
+_TURN = 0x0112
+"""Number of EXIF's orientation; 1 is upright."""
 CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
 
 
@@ -30,31 +35,39 @@ def image_input(inputs: Inputs, options: DataOptions) -> InputSpec:
     return spec
 
 
-def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArray[np.uint8], str]:
-    """Return one image as uint8 [1, channels, height, width], or with the channels last, and a note.
+def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArray[np.uint8], list[str]]:
+    """Return one image as uint8 [1, channels, height, width], or with the channels last, and notes.
 
     Options for size and channels take precedence over the input's fixed ones. Resizing uses Pillow's filters,
-    bilinear by default; a resize without an option gives a note. Raises DataError for an unreadable image,
-    and for one that is smaller than the crop.
+    bilinear by default. A resize without an option, a turn by EXIF and further pictures give a note.
+    Raises DataError for an unreadable image, and for one that is smaller than the crop.
     """
     color = _color(spec, options)
     pillow = _pillow()
     try:
         with open_input(path) as stream, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about colors and sizes that are handled here
-            image = pillow.open(stream)
+            image = pillow.open(stream, formats=FORMATS)
             if image.mode.startswith(("I", "F")):
                 raise DataError(f"{path} has more than 8 bits a channel; give an .npz of prepared arrays")
             pixels = image.convert("L" if color == "gray" else "RGB")
+            turned = _turned(pixels, image.getexif().get(_TURN, 1))
+            notes = [] if turned is pixels else [f"images are turned as their EXIF says, {path} for one"]
+            if _has_more(image):
+                notes.append(f"of files with several pictures the first is read, of {path} for one")
     except FileNotFoundError:
         raise DataError(f"no such file or folder: {path}; check the path") from None
     except DataError:
         raise
+    except pillow.UnidentifiedImageError:
+        raise DataError(
+            f"{path} is not a readable image (none of {', '.join(FORMATS)}); remove or repair it"
+        ) from None
     except Exception as fault:  # a damaged image ends in many errors of Pillow's formats
         raise DataError(
             f"{path} is not a readable image ({join_lines(fault)}); remove or repair it"
         ) from None
-    note, asked = "", options.resize or options.crop
+    pixels, asked = turned, options.resize or options.crop
     size = _resized(pixels.size, options.resize) if asked else _size(spec, options)
     if size is not None and pixels.size != size:
         if size[0] * size[1] > MOST_PIXELS:
@@ -62,7 +75,7 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
                 f"{path} would be resized to {size[0]}x{size[1]}, more than {MOST_PIXELS:,} pixels; remove it"
             )
         pixels = pixels.resize(size, RESAMPLES.index(options.resample or "bilinear"))
-        note = "" if asked else f"images are resized to the input's {size[0]}x{size[1]}, not cropped"
+        notes += [] if asked else [f"images are resized to the input's {size[0]}x{size[1]}, not cropped"]
     if options.crop is not None:
         pixels = pixels.crop(_middle(pixels.size, options.crop, path))
     array: NDArray[np.uint8] = np.array(pixels, np.uint8).reshape(pixels.height, pixels.width, -1)
@@ -70,7 +83,22 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
         array = array[..., ::-1]
     if image_layout(spec, options) == "nchw":
         array = array.transpose(2, 0, 1)
-    return np.ascontiguousarray(array)[np.newaxis], note
+    return np.ascontiguousarray(array)[np.newaxis], notes
+
+
+def _turned(pixels: Any, turn: int) -> Any:
+    """Return an image as viewers show it, by EXIF's orientation `turn`, 1 to 8; others leave it as it is."""
+    # In the order of Pillow's transpositions: mirrored, upside down and the four turns of both.
+    ways = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+    return pixels.transpose(ways[turn]) if turn in ways else pixels
+
+
+def _has_more(image: Any) -> bool:
+    try:
+        image.seek(1)
+    except Exception:  # it ends, or is damaged behind what is read
+        return False
+    return True
 
 
 def _resized(size: tuple[int, int], wanted: tuple[int, int] | int | None) -> tuple[int, int]:

@@ -158,7 +158,7 @@ class RightClasses:
 
 def _read_folder(folder: Path) -> NDArray[np.int64]:
     """Return the class of each image of a folder, in the order in which the data is read."""
-    kind, paths = list_files(folder)
+    kind, paths, _ = list_files(folder)
     names = [path.relative_to(folder).parts[0] for path in paths]
     if kind != "image" or any(path.parent == folder for path in paths):
         raise DataError(f"{folder} has no folder of images for each class; give a file of labels")

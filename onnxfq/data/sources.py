@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Piece:
-    """Values by input name, as the source has them, and a `note` for the user, logged if they fit."""
+    """Values by input name, as the source has them, and a `note` a line for the user, logged if they fit."""
 
     values: Mapping[str, Any]
     note: str = ""
@@ -65,6 +66,7 @@ class Source:
         lasting: whether nobody overwrites the arrays.
         images: whether the data comes from image files.
         cut: whether arrays of several samples were cut for the batch.
+        left: note on files that are not read.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Source:
     lasting: bool = True
     images: bool = False
     cut: bool = False
+    left: str = ""
 
 
 def open_source(data: Data, reading: SourceContext, again: bool = False) -> Source:
@@ -126,7 +129,7 @@ def _watch_pieces(pieces: Iterator[Piece], name: str) -> Iterator[Piece]:
 
 def tells_total(data: Data) -> bool:
     """Return whether `data` can be opened for its total without calling or consuming anything."""
-    kinds = (str, Path, Mapping, list, tuple)
+    kinds = (str, Path, Mapping, Sequence)
     known = isinstance(data, kinds) or is_array(data) or hasattr(data, "sampler")
     return known and not _names_function(data) and not _is_maker(data)
 
@@ -154,23 +157,24 @@ def _open_path(path: Path, reading: SourceContext) -> Source:
 
 
 def _open_folder(folder: Path, reading: SourceContext) -> Source:
-    kind, paths = list_files(folder)
+    kind, paths, left = list_files(folder)
     if kind == "image":
-        return _open_images(paths, str(folder), reading)
+        return replace(_open_images(paths, str(folder), reading), left=left)
     pieces = (Piece(read_arrays(path, reading.inputs)) for path in paths)
-    return Source(str(folder), pieces, None if samples_open(reading.inputs) else len(paths))
+    return Source(str(folder), pieces, None if samples_open(reading.inputs) else len(paths), left=left)
 
 
-def list_files(folder: Path) -> tuple[str, list[Path]]:
-    """Return the kind of the files of data in a folder, `image` or a suffix, and their paths in order.
+def list_files(folder: Path) -> tuple[str, list[Path], str]:
+    """Return the kind of the files of data in a folder, `image` or a suffix, their paths, and what is left.
 
-    Raises DataError for a folder without data, or with several kinds.
+    The last is a note that counts what is read and what is not, hidden files apart; empty if all is read and
+    of one kind. Raises DataError for a folder without data, or with several kinds.
     """
     kinds = {".npz": (".npz",), ".npy": (".npy",), "image": SUFFIXES}
     paths_of: dict[str, list[Path]] = {}
+    everything = _list_visible(folder.rglob("*"), folder)
     # Class folders of an image set are searched; their files are not mixed with files next to them.
-    for files in (folder.glob("*"), folder.rglob("*")):
-        visible = _list_visible(files, folder)
+    for visible in ([file for file in everything if file.parent == folder], everything):
         paths_of = {kind: [f for f in visible if f.suffix.lower() in ends] for kind, ends in kinds.items()}
         paths_of = {kind: paths for kind, paths in paths_of.items() if paths}
         if paths_of:
@@ -183,7 +187,18 @@ def list_files(folder: Path) -> tuple[str, list[Path]]:
     if len(paths_of) > 1:
         listed = " and ".join(f"{len(paths)} {kind}" for kind, paths in paths_of.items())
         raise DataError(f"folder {folder} holds {listed} files; give a folder with one kind of data")
-    return next(iter(paths_of.items()))
+    kind, paths = next(iter(paths_of.items()))
+    left = sorted(file for file in {*everything} - {*paths} if file.is_file())
+    read = _count_kinds(paths, folder)
+    if not left and len({path.suffix for path in paths}) == 1:
+        return kind, paths, ""
+    return kind, paths, f"of {folder} are read: {read}; left out: {_count_kinds(left, folder) or 'nothing'}"
+
+
+def _count_kinds(files: Sequence[Path], folder: Path) -> str:
+    """Return the numbers of files of each ending, those in folders of `folder` apart."""
+    kinds = Counter(f"{'' if file.parent == folder else '*/'}*{file.suffix}" for file in files)
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
 
 
 def _list_visible(files: Iterable[Path], folder: Path) -> list[Path]:
@@ -213,7 +228,8 @@ def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> So
             read = [read_image(path, spec, reading.options) for path in paths[start : start + step]]
             if len({image.shape for image, _ in read}) > 1:
                 raise DataError(f"{paths[start]} and its neighbours differ in size; give --resize WxH")
-            yield Piece({spec.name: np.concatenate([image for image, _ in read])}, max(n for _, n in read))
+            notes = dict.fromkeys(note for _, notes in read for note in notes)
+            yield Piece({spec.name: np.concatenate([image for image, _ in read])}, "\n".join(notes))
 
     return Source(name, pieces(), len(paths) // step, images=True)
 
@@ -248,7 +264,7 @@ def _open_iterable(data: Iterable[Any], reading: SourceContext, again: bool) -> 
         for number, element in enumerate(data):
             yield _piece(element, number, reading.inputs)
 
-    return Source("the data given", pieces(), _iterable_total(data, reading), isinstance(data, (list, tuple)))
+    return Source("the data given", pieces(), _iterable_total(data, reading), isinstance(data, Sequence))
 
 
 def _open_reader(reader: Any, reading: SourceContext, again: bool) -> Source:
@@ -312,7 +328,7 @@ def _iterable_total(data: Iterable[Any], reading: SourceContext) -> int | None:
         # A torch DataLoader may drop an incomplete last batch.
         total = len(sampler)
         return total - total % batch if getattr(data, "drop_last", False) else total
-    if not isinstance(data, (list, tuple)):
+    if not isinstance(data, Sequence):
         return None
     counts = [_samples_in(element, inputs) for element in data]
     return None if None in counts else sum(count or 0 for count in counts)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+import codecs
+import logging
+from array import array
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from onnxfq.errors import DataError, RuntimeLibraryError
-from onnxfq.support.reading import read_bytes
+from onnxfq.support.confined import run_confined
+from onnxfq.support.reading import open_input, read_bytes
+from onnxfq.support.records import join_lines, read_json
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = (".txt", ".jsonl")
 """Ends of the names of files of texts."""
@@ -16,37 +22,71 @@ SUFFIXES = (".txt", ".jsonl")
 FIELDS = ("text", "prompt", "content")
 """Fields of a line of .jsonl that hold its text; the first one there counts."""
 
+PIECE = 1 << 20
+"""Bytes of a .txt that are read at once."""
+_MOST_LINE = 16 << 20
+_MOST_TOKENIZER = 64 << 20
 
-def read_texts(path: Path) -> list[str]:
-    """Return the texts of a file: a .txt is one text, a .jsonl has one a line.
 
-    A line of .jsonl is a string, or an object with one of `FIELDS`. Raises DataError for another file, a line
-    that is neither, and a file without text.
+def read_texts(path: Path) -> Iterator[str]:
+    """Yield the texts of a file.
+
+    A .txt is one text up to `PIECE`; then one begins behind each line that passes it. A .jsonl has one a
+    line, a string or an object with one of `FIELDS`; empty ones are left out, with a note. Raises DataError
+    for another file, a line that is neither, and a file without text.
     """
+    texts = left = 0
     try:
-        content = read_bytes(path).decode("utf-8")
+        for text in _read_lines(path) if path.suffix == ".jsonl" else _read_pieces(path):
+            if text.strip():
+                yield text
+                texts += 1
+            else:
+                left += 1
     except OSError as fault:
         raise DataError(
             f"cannot read {path}: {fault.strerror or fault}; give a .txt or .jsonl file"
         ) from None
-    except UnicodeDecodeError as fault:
-        raise DataError(f"{path} is not UTF-8 text at byte {fault.start}; convert it") from None
-    if path.suffix == ".jsonl":
-        lines = enumerate(content.splitlines(), 1)
-        texts = [_read_line(path, number, line) for number, line in lines if line.strip()]
-    else:
-        texts = [content]
-    texts = [text for text in texts if text.strip()]
     if not texts:
         raise DataError(f"{path} holds no text; give texts like those that the model will see")
-    return texts
+    if left:
+        log.warning("of %s, %d texts are read; %d are empty and left out", path, texts, left)
 
 
-def _read_line(path: Path, number: int, line: str) -> str:
+def _read_pieces(path: Path) -> Iterator[str]:
+    decoder, begin = codecs.getincrementaldecoder("utf-8")(), 0
+    with open_input(path) as stream:
+        while piece := stream.read(PIECE):
+            piece = decoder.getstate()[0] + piece + stream.readline(PIECE)
+            decoder.reset()
+            try:
+                yield decoder.decode(piece, final=not stream.peek(1))  # type: ignore[attr-defined]
+            except UnicodeDecodeError as fault:
+                where = begin + fault.start
+                raise DataError(f"{path} is not UTF-8 text at byte {where}; convert it") from None
+            begin += len(piece) - len(decoder.getstate()[0])
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    """Yield the text of each line, which a line feed alone ends: strings may hold other separators."""
+    with open_input(path) as stream:
+        number = 0
+        while line := stream.readline(_MOST_LINE + 1):
+            number += 1
+            if len(line) > _MOST_LINE:
+                raise DataError(
+                    f"{path}: line {number} has over {_MOST_LINE >> 20} MB; write a text a line, or a .txt"
+                )
+            yield _read_line(path, number, line) if line.strip() else ""
+
+
+def _read_line(path: Path, number: int, line: bytes) -> str:
     try:
-        value: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        raise DataError(f"{path}: line {number} is not JSON; write a string or an object a line") from None
+        value: Any = read_json(line.decode("utf-8"))
+    except (ValueError, RecursionError) as fault:
+        raise DataError(
+            f"{path}: line {number} is not JSON ({join_lines(fault):.80}); write a string or an object a line"
+        ) from None
     if isinstance(value, dict):
         value = next((value[name] for name in FIELDS if name in value), None)
     if not isinstance(value, str):
@@ -55,11 +95,11 @@ def _read_line(path: Path, number: int, line: str) -> str:
 
 
 class TextTokens:
-    """Texts as numbers, by the tokenizer in a folder of a model."""
+    """Texts as numbers, by the tokenizer in a folder of a model, whose own cuts and padding are off."""
 
     def __init__(self, folder: Path) -> None:
         """Read `tokenizer.json`. Raises DataError without one, RuntimeLibraryError without tokenizers."""
-        path = folder / "tokenizer.json"
+        self._path = folder / "tokenizer.json"
         try:
             import tokenizers
         except ImportError:
@@ -67,29 +107,38 @@ class TextTokens:
                 'texts need tokenizers; `pip install "onnxfq[text]"`, or give token numbers as .npz'
             ) from None
         try:
-            content = read_bytes(path).decode("utf-8")
+            self._content = read_bytes(self._path, _MOST_TOKENIZER).decode("utf-8")
         except (OSError, UnicodeDecodeError) as fault:
             raise DataError(
-                f"cannot read the tokenizer {path}: {getattr(fault, 'strerror', None) or fault}; give token "
-                "numbers as .npz"
+                f"cannot read the tokenizer {self._path}: {getattr(fault, 'strerror', None) or fault}; give "
+                "token numbers as .npz"
             ) from None
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(content)
-        except Exception as fault:  # its Rust code raises the base class alone
-            raise DataError(
-                f"cannot read the tokenizer {path}: {fault!s:.200}; export the folder again"
-            ) from None
+        self._parse = tokenizers.Tokenizer.from_str
 
-    def windows(self, texts: Sequence[str], length: int) -> Iterator[list[int]]:
+    def windows(self, texts: Iterable[str], length: int) -> Iterator[list[int]]:
         """Yield runs of at most `length` tokens of the texts, one after the other; the last may be shorter.
 
-        A text begins with what the tokenizer puts in front of it, such as a beginning of sequence.
+        A text begins with what the tokenizer puts in front of it, such as a beginning of sequence. Raises
+        DataError if the tokenizer fails, or takes too long or too much memory.
         """
-        waiting: list[int] = []
-        for text in texts:
-            waiting += self._tokenizer.encode(text).ids
-            while len(waiting) >= length:
-                yield waiting[:length]
-                waiting = waiting[length:]
+        remedy = "export the folder again, or give token numbers as .npz"
+        what = f"cannot read the tokenizer {self._path}"
+        waiting = array("q")
+        for content in run_confined(lambda: self._encode(texts), DataError, what, remedy):
+            waiting += content
+            whole = len(waiting) - len(waiting) % length
+            for start in range(0, whole, length):
+                yield waiting[start : start + length].tolist()
+            del waiting[:whole]
         if len(waiting) > 1:  # one token predicts nothing
-            yield waiting
+            yield waiting.tolist()
+
+    def _encode(self, texts: Iterable[str]) -> Iterator[array[int]]:
+        tokenizer = self._parse(self._content)
+        own = [name for name in ("truncation", "padding") if getattr(tokenizer, name) is not None]
+        if own:
+            log.warning("the tokenizer %s has its own %s, which is off here", self._path, " and ".join(own))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        for text in texts:
+            yield array("q", tokenizer.encode(text).ids)

@@ -12,7 +12,7 @@ from onnxfq.data import Data
 from onnxfq.data.labels import Labels
 from onnxfq.diagnosis.diagnosis import Diagnosis
 from onnxfq.diagnosis.measure import Measure
-from onnxfq.diagnosis.ranking import find_suspicions, rank
+from onnxfq.diagnosis.ranking import find_suspicions
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.float_model import FloatModel
 from onnxfq.diagnosis.reading.real_outputs import give_real_outputs, take_back_outputs
@@ -86,8 +86,8 @@ def diagnose(
     count = FEEDS if labels is None and metric is None else TASK_FEEDS
     candidate = _open(model, reference, data, target or "", options, count)
     recipe = None if recipe_output is None else recipe_text(candidate)
-    causes = rank(candidate, find_suspicions(candidate))
     repairs = Repairs(Measure.of(candidate, options.threads, metric, labels))
+    causes = repairs.confirm(find_suspicions(candidate))
     diagnosis = repairs.report(causes, (*LAYER_DETECTORS, *RANGE_DETECTORS))
     if output is not None and repairs.is_changed:
         write_model(take_back_outputs(repairs.together), output, candidate.feeds[:1], options.threads)

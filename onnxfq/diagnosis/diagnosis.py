@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Literal
+from typing import Any, Literal
 
 from onnxfq.diagnosis.reading.cause import Cause
 from onnxfq.documents.layers import TensorRow
@@ -23,7 +23,7 @@ class Diagnosis(Record):
 
     Attributes:
         source: name of the file.
-        verdict: at most three lines.
+        verdict: at most three sentences, a line each: the first cause, its repair, and how many there are.
         causes: the most harmful first.
         looked_at: what was looked for.
         not_looked_at: quantizers that no cause is looked for in, by what they are.
@@ -67,7 +67,7 @@ class Diagnosis(Record):
     def table(self) -> str:
         """Return the verdict, and a row for each cause with its evidence and repair below it."""
         wrong = [f"differs    {self.proof.difference}"] if self.proof and self.proof.difference else []
-        lines = [*wrong, self.verdict, *(self.proof.lines() if self.proof else ())]
+        lines = [*wrong, *_fold(self.verdict.split("\n")), *(self.proof.lines() if self.proof else ())]
         if self.causes:
             rows = self.cells()
             head, *figures = table_lines([row[:4] for row in rows], names=(1,))
@@ -92,7 +92,7 @@ def _wrap(text: str, indent: str = "") -> list[str]:
 def verdict_of(
     causes: tuple[Cause, ...], before: float | None, after: float | None, unit: str, *, with_float: bool
 ) -> str:
-    """Return at most three lines of 80 characters: the first cause, its repair, how many causes there are.
+    """Return at most three lines: the first cause, its repair, how many causes there are.
 
     with_float: whether the float model was given; without it the rounding of weights is not in the figures.
     """
@@ -108,15 +108,19 @@ def verdict_of(
         together = f"; all repairs: {before:.1f} {unit} becomes {after:.1f}" if both else ""
         causes_below = "1 more cause" if len(causes) == 2 else f"{len(causes) - 1} more causes"
         rest.append(f"{causes_below} below{together}")
-    last = [line for text in rest for line in _shorten(text, 1)]
     where = f" of {first.tensor or first.node}" if first.tensor or first.node else ""
-    head = _shorten(f"{first.kind.replace('_', ' ')}{where}: {first.evidence}", 3 - len(last))
-    return "\n".join([*head, *last])
+    return "\n".join([f"{first.kind.replace('_', ' ')}{where}: {first.evidence}", *rest])
 
 
-def _shorten(text: str, lines: int) -> list[str]:
-    """Return a text in so many lines of 80 characters; the table has what is cut."""
-    return textwrap.wrap(text, 80, max_lines=lines, placeholder=" ...", break_on_hyphens=False)
+def _fold(lines: list[str]) -> list[str]:
+    """Return lines in three of 80 characters, of which the first may take what others leave."""
+    most = [4 - len(lines), *[1] * len(lines)]
+    how: dict[str, Any] = {"width": 80, "placeholder": " ...", "break_on_hyphens": False}
+    return [
+        part
+        for line, count in zip(lines, most, strict=False)
+        for part in textwrap.wrap(line, max_lines=count, **how)
+    ]
 
 
 def _without_cause(before: float | None, unit: str, *, with_float: bool) -> str:

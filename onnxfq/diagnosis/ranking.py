@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+from onnxfq.diagnosis.causes.stale_weights import find_other_weights
 from onnxfq.diagnosis.reading.candidate import FileCandidate, worst_db
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN
+from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.judging.judge import GAINED_SHARE
 
@@ -33,6 +36,9 @@ HALF = 0.5
 """Share of the noise from which the range of one tensor is a cause; another calibration gains less."""
 
 
+MOST_PAIRS = 64
+"""Most pairs that are left out one at a time, those that lose most by themselves."""
+
 SOUND_DB = 30.0
 """SQNR from which a cause is certain or makes almost all of the noise, a thousandth of the signal."""
 
@@ -45,6 +51,9 @@ def find_suspicions(candidate: FileCandidate) -> list[Suspicion]:
 
     A layer that is certainly wrong and cannot be repaired here explains the ranges behind it.
     """
+    others = [*find_other_weights(candidate)]
+    if others:  # measured against another model, nothing is a fault
+        return others
     layers = []
     for find in LAYER_DETECTORS.values():
         for one in find(candidate):
@@ -63,6 +72,30 @@ def find_suspicions(candidate: FileCandidate) -> list[Suspicion]:
     return layers + (apart if broken else ranges)
 
 
+def find_noisiest(candidate: FileCandidate) -> list[Suspicion]:
+    """Return the pair that alone makes almost all of the noise of a file; a sound file has none."""
+    readings = [] if is_sound(candidate) else [one for one in candidate.ranges if one.values.power]
+    readings = sorted(readings, key=lambda one: one.excess, reverse=True)[:MOST_PAIRS]
+    shares = [candidate.share(one.numbers) for one in readings]
+    most = max(range(len(shares)), key=lambda at: shares[at], default=None)
+    if most is None or shares[most] < ALMOST_ALL:
+        return []
+    group = readings[most].group
+    text = f"this pair alone makes {min(shares[most], 1.0):.0%} of the noise of the file"
+    found = Suspicion.of(
+        group, kind="noisy_pair", evidence=text, repair="the pair removed", harm=shares[most]
+    )
+    off, pairs = TrialState(off=frozenset(found.numbers)), [one.node for one in group]
+    is_pair = all(one.op_type == "QuantizeLinear" for one in group)
+    edits = tuple(partial(FileEditor.bypass, quantizing=node) for node in pairs) if is_pair else ()
+    return [replace(found, trial=off, edits=edits)]
+
+
+def is_sound(candidate: FileCandidate) -> bool:
+    """Tell whether the file as a whole loses little."""
+    return candidate.opened is not None and worst_db(candidate.whole) >= SOUND_DB
+
+
 def rank(candidate: FileCandidate, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
     """Return the suspicions that are causes, the most harmful first.
 
@@ -74,17 +107,17 @@ def rank(candidate: FileCandidate, suspicions: Sequence[Suspicion]) -> list[Susp
     suspicions = [
         one for one in suspicions if one.kind not in EXPLAINED or not placed & {*one.numbers} or one.is_whole
     ]
-    is_sound = candidate.opened is not None and worst_db(candidate.whole) >= SOUND_DB
-    wholes = [one for one in suspicions if one.is_whole and (one.is_certain or not is_sound)]
+    sound = is_sound(candidate)
+    wholes = [one for one in suspicions if one.is_whole and (one.is_certain or not sound)]
     harmful = [one for one in wholes if one.harm >= GAINED_SHARE]
     whole = max(harmful, key=lambda one: one.harm, default=None)
     causes = [] if whole is None else [whole]
     repaired = AS_WRITTEN if whole is None else whole.trial
-    for one in sorted(suspicions, key=lambda suspicion: suspicion.harm, reverse=True):
+    for one in sorted(suspicions, key=lambda one: (one.harm, one.is_certain), reverse=True):
         if one.is_whole or (whole is not None and one.kind in EXPLAINED):
             continue
         least = HALF if one.kind in EXPLAINED else GAINED_SHARE
-        least = ALMOST_ALL if is_sound else least
+        least = ALMOST_ALL if sound else least
         left = math.inf if candidate.opened is None else candidate.left_by(repaired)
         if one.is_certain or one.harm >= least * left:
             causes.append(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,13 +11,17 @@ import onnx
 from onnxfq.diagnosis.diagnosis import NOTHING_READ, Diagnosis, verdict_of
 from onnxfq.diagnosis.measure import Measure
 from onnxfq.diagnosis.named_tensors import named_rows
+from onnxfq.diagnosis.ranking import find_noisiest, rank
 from onnxfq.diagnosis.reading.cause import FOUND, Cause, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.judging.judge import keeps_sqnr
+from onnxfq.judging.judge import GAINED_SHARE, explain_gain, keeps_sqnr
 from onnxfq.judging.work import Budget
 
-RUNS = 96
-"""Most runs that measure single repairs, one and a half times the samples of a diagnosis."""
+RUNS = 512
+"""Most runs that measure single repairs, 32 on all samples that prove."""
+
+FOR_SPEED = ("asymmetric_for_target", "left_in_float", "missing_pair", "pair_inside_fusion")
+"""Kinds that cost time on the target; their repairs need gain no accuracy."""
 
 
 class Repairs:
@@ -28,6 +33,47 @@ class Repairs:
         self.together: onnx.ModelProto = measure.candidate.proto
         self.is_changed = False
         self._budget = Budget(RUNS)
+        self._measured: dict[tuple[int, ...], float | None] = {}
+
+    def confirm(self, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
+        """Return the causes among `suspicions`, the most harmful first.
+
+        The repair of a cause gains on samples that did not choose it, alone or on top of worse ones. Others
+        hide nothing. Without any cause, a pair that alone makes almost all of the noise is one.
+        """
+        causes = self._confirm(list(suspicions))
+        if any(one.edits for one in causes) or self._candidate.opened is None:
+            return causes
+        return self._confirm([*causes, *find_noisiest(self._candidate)])
+
+    def _confirm(self, left: list[Suspicion]) -> list[Suspicion]:
+        while True:
+            causes = rank(self._candidate, left)
+            places = (at for at in range(len(causes)) if not self._gains(causes[at], causes[:at]))
+            wrong = next(places, None)
+            if wrong is None:
+                return causes
+            left = [one for one in left if one is not causes[wrong]]
+
+    def _gains(self, one: Suspicion, worse: Sequence[Suspicion]) -> bool:
+        """Tell whether the repair of a suspicion gains in SQNR, alone or on top of worse ones."""
+        if not one.edits or one.kind in FOR_SPEED or self._candidate.opened is None:
+            return True
+        for others in ([], [other for other in worse if other.edits]) if worse else ([],):
+            before, after = self._sqnr_of(*others), self._sqnr_of(*others, one)
+            if before is None or after is None:
+                return one.harm >= GAINED_SHARE  # on the samples that choose
+            if before == after == -math.inf or not explain_gain(before, after):
+                return True
+        return False
+
+    def _sqnr_of(self, *suspicions: Suspicion) -> float | None:
+        """Return the SQNR with some repairs on the samples that prove; None without runs for it."""
+        key, proving = tuple(map(id, suspicions)), self._candidate.split.proving
+        if key not in self._measured and self._can_run(len(proving)):
+            edited = self._edit(self._candidate.proto, *suspicions)
+            self._measured[key] = self._measure.sqnr_db(edited, proving)
+        return self._measured.get(key)
 
     def report(self, suspicions: Sequence[Suspicion], looked_at: tuple[str, ...]) -> Diagnosis:
         """Return the diagnosis with what each repair restores; `together` gets those that do no harm."""
@@ -39,7 +85,8 @@ class Repairs:
         for suspicion in suspicions:
             alone = None
             if suspicion.edits and before is not None:
-                if self._can_run(len(candidate.split.proving)):
+                alone = self._sqnr_of(suspicion)
+                if measure.function is not None and alone is not None:
                     alone = measure.reported(self._edit(candidate.proto, suspicion))
                 repairs.append(suspicion)
                 if alone is None or measure.function is not None or keeps_sqnr([before], [alone]):

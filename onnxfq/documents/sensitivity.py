@@ -66,7 +66,7 @@ class GroupNoise(Record):
 
     def layers(self) -> str:
         """Return its operators, and some of its modules or nodes."""
-        names = self.modules or self.nodes
+        names = self.modules or self.nodes or self.tensors
         named = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         return f"{', '.join(self.op_types)} {named}"
 
@@ -259,7 +259,7 @@ class Sensitivity(Document):
                     ),
                     "" if group.multiplies is None else f"{group.multiplies:.1%}",
                     ", ".join(group.op_types),
-                    ", ".join(group.modules) or group.nodes[0],
+                    ", ".join(group.modules or group.nodes[:1] or group.tensors[:1]),
                     ", ".join(group.tensors),
                 ]
             )

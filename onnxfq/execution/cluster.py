@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from onnxfq.data import Feed
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.runtime.custom_ops import list_custom_ops, use_custom_ops
+from onnxfq.support.children import python_command, python_environment
 from onnxfq.support.interrupts import ENDING
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
@@ -135,7 +136,9 @@ class Cluster:
         return result
 
     def _connect(self) -> None:
-        quiet = {"log_to_driver": False, "logging_level": "FATAL"}
+        job = self._ray.job_config.JobConfig()
+        job._py_driver_sys_path = _NoFolders()
+        quiet = {"log_to_driver": False, "logging_level": "FATAL", "job_config": job}
         if self._address != LOCAL:
             _probe(self._address)
             with self._told():
@@ -156,6 +159,13 @@ class Cluster:
             what = what or f"the Ray cluster at {self._address!r} failed"
             why = join_lines(f"{type(fault).__name__}: {fault}")[:300]
             raise RuntimeLibraryError(f"{what}: {why}; run again, or leave --ray out") from None
+
+
+class _NoFolders(list[str]):
+    """Folders of modules for the workers, to which Ray would add the working folder as the first."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        """Add nothing."""
 
 
 @contextmanager
@@ -184,7 +194,7 @@ def _probe(address: str) -> None:
     try:
         _knock(address)
         with _environment():
-            probe = subprocess.run([sys.executable, "-c", _PROBE, address], check=False, **how)
+            probe = subprocess.run(python_command(_PROBE, address), check=False, **how)
         told = probe.stderr.strip() or "Ray ended its process"
         why = told.splitlines()[-1:] if probe.returncode else []
     except subprocess.TimeoutExpired:
@@ -205,7 +215,7 @@ def _knock(address: str) -> None:
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
     """Set variables, and the folders of modules, for the processes that are started meanwhile."""
-    values |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    values |= python_environment()
     before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ |= values
     try:

@@ -11,9 +11,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,7 +23,7 @@ import numpy as np
 import onnx
 from onnx.numpy_helper import to_array
 
-from onnxfq.data import Data, Feed, InputSpec
+from onnxfq.data import Data, DataOptions, Feed, InputSpec
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.texts import SUFFIXES, TextTokens, read_texts
 from onnxfq.errors import DataError, ModelError
@@ -31,8 +33,8 @@ from onnxfq.graph.io.data_paths import data_files
 from onnxfq.graph.io.load import read_model
 from onnxfq.support.files import replace_folder, write_text
 from onnxfq.support.outputs import writing
-from onnxfq.support.reading import read_bytes
-from onnxfq.support.records import read_json
+from onnxfq.support.reading import is_inside
+from onnxfq.support.records import FileName, ForeignRecord, Size, read_document
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,22 @@ WINDOW = 512
 """Tokens of a sample made of texts, unless the context of the model is shorter."""
 
 
+class _Decoder(ForeignRecord):
+    filename: FileName
+    inputs: dict[str, str] = {}
+    head_size: Size | None = None
+    hidden_size: Size | None = None
+
+
+class _Model(ForeignRecord):
+    decoder: _Decoder
+    context_length: Size | None = None
+
+
+class _GenaiConfig(ForeignRecord):
+    model: _Model
+
+
 @dataclass(frozen=True)
 class GenaiFolder:
     """A folder that GenAI loads.
@@ -54,69 +72,65 @@ class GenaiFolder:
     Attributes:
         path: of the folder.
         model: path of the decoder in it.
-        config: content of genai_config.json.
+        config: what genai_config.json says of it.
     """
 
     path: Path
     model: Path
-    config: dict[str, Any]
+    config: _Model
 
     @classmethod
     def read(cls, path: Path) -> GenaiFolder:
         """Read the configuration. Raises ModelError for a folder that GenAI would not load."""
-        place = path / CONFIG
-        try:
-            config = read_json(read_bytes(place).decode("utf-8"))
-            name = config["model"]["decoder"]["filename"]
-            inputs = dict(config["model"]["decoder"].get("inputs", {}))
-        except OSError as fault:
+        if not (path / CONFIG).exists():
             raise ModelError(
-                f"cannot read {place}: {fault.strerror or fault}; give a folder of ONNX Runtime GenAI, or "
-                "the path of a model"
-            ) from None
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise ModelError(f"{place} names no model.decoder.filename; export the folder again") from None
-        if not isinstance(name, str) or not name or Path(name).name != name:
-            raise ModelError(
-                f"{place}: the decoder {name!r:.80} is not a file of the folder; export it again"
+                f"cannot read {path / CONFIG}; give a folder of ONNX Runtime GenAI, or the path of a model"
             )
-        if not all(isinstance(one, str) for one in inputs.values()):
-            raise ModelError(f"{place}: model.decoder.inputs are not names; export the folder again")
-        model = path / name
-        if model.is_symlink() and not Path(os.path.realpath(model)).is_relative_to(os.path.realpath(path)):
-            raise ModelError(f"{model} leads out of the folder; copy the model into it")
+        config = read_document(cls._inside(path, CONFIG), _GenaiConfig, ModelError).model
+        model = cls._inside(path, config.decoder.filename)
         if not model.is_file():
-            raise ModelError(f"{place} names the decoder {name!r}, which the folder lacks; export it again")
+            raise ModelError(
+                f"{path / CONFIG} names the decoder {model.name!r}, which is missing; export again"
+            )
         return cls(path, model, config)
+
+    @staticmethod
+    def _inside(folder: Path, name: str) -> Path:
+        if not is_inside(folder / name, folder):
+            raise ModelError(f"{folder / name} leads out of the folder; copy the file into it")
+        return folder / name
 
     @property
     def window(self) -> int:
         """Tokens of a sample."""
-        length = self.config["model"].get("context_length")
-        return min(WINDOW, length) if isinstance(length, int) and length > 1 else WINDOW
+        length = self.config.context_length or 1
+        return min(WINDOW, length) if length > 1 else WINDOW
 
-    def feeds(self, data: Data | None) -> Data | None:
+    def feeds(self, data: Data | None, limit: int | None = None) -> Data | None:
         """Return the feeds of the texts in `data`, a path of a file of texts; other data as it is.
+
+        Args:
+            data: as a command takes it.
+            limit: number of samples after which no text is read.
 
         Raises DataError for texts that cannot be read, and for inputs that texts do not give.
         """
         if not isinstance(data, (str, Path)) or Path(data).suffix not in SUFFIXES:
             return data
-        tokens = TextTokens(self.path)
         specs = input_specs(read_model(self.model, in_memory=SMALL)[0])
-        windows = list(tokens.windows(read_texts(Path(data)), self.window))
-        self._note_variety(Path(data), windows)
-        return [self._feed(specs, window) for window in windows]
+        windows = islice(TextTokens(self.path).windows(read_texts(Path(data)), self.window), limit)
+        tokens = array("q", chain.from_iterable(windows))
+        self._note_variety(Path(data), len({*tokens}))
+        return _TextFeeds(tokens, self.window, lambda part: self._feed(specs, part))
 
-    def _note_variety(self, data: Path, windows: list[list[int]]) -> None:
+    def _note_variety(self, data: Path, found: int) -> None:
         """Note texts of fewer tokens than a vector of the decoder has numbers.
 
         The inputs of the first layer, one for each token, then leave directions open, in which weights that
         are rounded by moments may move freely. Unseen windows of the same texts do not show it.
         """
-        found = len({token for window in windows for token in window})
-        width = self.config["model"]["decoder"].get("hidden_size")
-        if isinstance(width, int) and found < width:
+        width = self.config.decoder.hidden_size
+        if width is not None and found < width:
             log.warning(
                 "%s has %d different tokens, fewer than the %d numbers of hidden_size: other texts may lose "
                 "by weights that are rounded for these; give more texts, or --rounding nearest",
@@ -125,9 +139,9 @@ class GenaiFolder:
                 width,
             )
 
-    def _feed(self, specs: tuple[InputSpec, ...], tokens: list[int]) -> Feed:
+    def _feed(self, specs: tuple[InputSpec, ...], tokens: Sequence[int]) -> Feed:
         """Return the inputs that read `tokens` from an empty cache."""
-        given = self.config["model"]["decoder"].get("inputs", {})
+        given = self.config.decoder.inputs
         row = np.arange(len(tokens))[None]
         known = {
             given.get("input_ids", "input_ids"): np.array([tokens]),
@@ -139,24 +153,58 @@ class GenaiFolder:
     def _value(self, spec: InputSpec, known: dict[str, Any]) -> Any:
         if spec.name in known:
             return known[spec.name].astype(spec.dtype)
-        head = self.config["model"]["decoder"].get("head_size")
-        if spec.shape is None or len(spec.shape) != len(_CACHE) or not isinstance(head, int):
+        head = self.config.decoder.head_size
+        if spec.shape is None or len(spec.shape) != len(_CACHE) or head is None:
             raise DataError(
                 f"texts give tokens, a mask, positions and empty caches, and no input {spec.name!r}; give "
                 "the inputs as .npz"
             )
-        return np.zeros((1, spec.shape[1] or 1, 0, spec.shape[3] or head), spec.dtype)
+        shape = (1, spec.shape[1] or 1, 0, spec.shape[3] or head)
+        try:
+            return np.zeros(shape, spec.dtype)
+        except ValueError as fault:
+            raise DataError(
+                f"input {spec.name!r} cannot have shape {list(shape)} ({fault}); repair it"
+            ) from None
 
     def copy_rest(self, folder: Path) -> None:
-        """Copy all files but the decoder and its data to `folder`. Raises OutputError."""
+        """Copy all files but the decoder and its data to `folder`; note what is left. Raises OutputError."""
         own = {os.path.realpath(path) for path in (self.model, *data_files(self.model))}
+        left: list[str] = []
         for source in sorted(self.path.rglob("*")):
             inside = source.relative_to(self.path)
-            if os.path.realpath(source) in own or source.is_symlink() or not source.is_file():
+            if os.path.realpath(source) in own or (source.is_dir() and not source.is_symlink()):
+                continue
+            if not source.is_file() or not is_inside(source, self.path):
+                left.append(str(inside))
                 continue
             with writing(folder / inside):
                 (folder / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, folder / inside)
+        if left:
+            log.warning(
+                "the new folder lacks %s: links that lead out of %s, and what is no file, are not copied",
+                ", ".join(left),
+                self.path,
+            )
+
+
+class _TextFeeds(Sequence[Feed]):
+    """Feeds of equal parts of tokens, the last perhaps shorter, each made when it is asked for."""
+
+    def __init__(self, tokens: array[int], length: int, make: Callable[[Sequence[int]], Feed]) -> None:
+        self._tokens, self._length, self._make = tokens, length, make
+
+    def __len__(self) -> int:
+        return -(-len(self._tokens) // self._length)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        first = place % len(self) * self._length
+        return self._make(self._tokens[first : first + self._length])
 
 
 _CACHE = ("batch", "heads", "past", "head_size")
@@ -165,7 +213,10 @@ _CACHE = ("batch", "heads", "past", "head_size")
 
 @contextmanager
 def open_folder(
-    model: str | Path | onnx.ModelProto, data: Data | None, output: str | Path | None
+    model: str | Path | onnx.ModelProto,
+    data: Data | None,
+    output: str | Path | None,
+    limit: int | None = None,
 ) -> Iterator[tuple[str | Path | onnx.ModelProto, Data | None, str | Path | None]]:
     """Yield the model, the feeds and the path of the new model of a folder of GenAI; others as given.
 
@@ -176,7 +227,7 @@ def open_folder(
         yield model, data, output
         return
     folder = GenaiFolder.read(Path(str(model)))
-    feeds = folder.feeds(data)
+    feeds = folder.feeds(data, limit)
     if output is None:
         yield folder.model, feeds, None
         return
@@ -214,7 +265,8 @@ def open_folders(function: Function) -> Function:
     def call(model: Any, data: Any, *output: Any, **options: Any) -> Any:
         if isinstance(options.get("recipe"), list) and _is_folder(model):
             raise ModelError(f"{model}: a folder of GenAI takes one recipe at a time; quantize it with each")
-        with open_folder(model, data, output[0] if output else options.pop("output", None)) as given:
+        limit = getattr(options.get("options"), "data", DataOptions()).limit
+        with open_folder(model, data, output[0] if output else options.pop("output", None), limit) as given:
             named = {} if given[2] is None else {"output": given[2]}
             return function(*given[:2], **named, **options)
 

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -157,6 +157,13 @@ class QuantizerToggles:
             )
             for tensors in members.values()
         ]
+
+    def named(self, group: LayerGroup) -> LayerGroup:
+        """Return a group; with the nodes that make its tensors if none reads them, as of outputs."""
+        makers = {} if group.nodes else GraphIndex.of_model(self.proto).makers
+        ends = [makers[tensor] for tensor in group.tensors if tensor in makers]
+        made = tuple(makers.get(end.input[0], end).name for end in ends)
+        return replace(group, nodes=group.nodes or made)
 
     def enable(self, groups: Iterable[LayerGroup], on: bool = True) -> State:
         """Return switches with only `groups` on, or with only these off."""

@@ -66,9 +66,10 @@ class _Caster:
                 self._cast_constant(name, wanted.get(name, set()))
         for node in self.graph.node:
             made, casts = self._rewire_node(node), list[onnx.NodeProto]()
+            kinds = self._infer_types(node, made)
             for position, name in enumerate(node.output):
                 if self._is_float(name):
-                    made.output[position] = self._give(node, position)
+                    made.output[position] = self._give(node, position, kinds)
                     casts += self._casts(name, wanted)
             nodes += [made, *casts]
         replace_nodes(self.graph, nodes)
@@ -143,13 +144,31 @@ class _Caster:
                 attribute.i = self.half.onnx_type
         return made
 
-    def _give(self, node: onnx.NodeProto, position: int) -> str:
+    def _infer_types(self, node: onnx.NodeProto, made: onnx.NodeProto) -> dict[str, int]:
+        """Return the types that ONNX infers of the outputs of `made`, which is `node` with its new inputs."""
+        types: dict[str, onnx.TypeProto] = {}
+        for slot, (name, new) in enumerate(zip(node.input, made.input, strict=True)):
+            if name and self._is_float(name):
+                types[new] = helper.make_tensor_type_proto(self._input_kind(node, slot), None)
+            elif name in self.values:
+                types[new] = self.values[name].type
+            elif name in self.constants:
+                types[new] = helper.make_tensor_type_proto(self.constants[name].data_type, None)
+        try:
+            schema = onnx.defs.get_schema(made.op_type, self.opset, made.domain)
+            found = onnx.shape_inference.infer_node_outputs(schema, made, types)
+        except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError):  # another library's, or a body
+            return {}
+        return {name: kind.tensor_type.elem_type for name, kind in found.items()}
+
+    def _give(self, node: onnx.NodeProto, position: int, inferred: dict[str, int]) -> str:
         """Return the name of the float output of `node` at `position`, in the type it is computed in."""
         name, kind = node.output[position], _FLOAT
         if self._is_half(node) and (
             self._is_free(node) or position in half_outputs(node, self.opset, self.half)
         ):
             kind = self.half.onnx_type
+        kind = inferred.get(name) or kind
         self.types[name] = kind
         other = self.fixed.get(name, kind) != kind
         self.names[name, kind] = self.claim(f"{name}/{self._suffix(kind)}") if other else name

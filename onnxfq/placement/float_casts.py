@@ -235,6 +235,8 @@ def _explain_float(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, st
         if name in tensors:
             verb = "reads" if name in inputs else "gives"
             return Reason("unfit-tensor", f"{verb} {name!r}: {tensors[name]}")
+    if node.op_type == "BitCast":
+        return "it reads the bits of float32"
     if 0 not in half_slots(node, graph.opset, graph.half) and node.op_type != "Where":
         return f"ONNX has no {node.op_type} of this type at opset {graph.opset}"
     return _int4_reason(graph, node)

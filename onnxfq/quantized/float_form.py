@@ -494,10 +494,8 @@ class Unfolding(SourceGraph):
             self.emit("Identity", [stored], [name], self.names.claim(f"{name}/same"))
         elif grid is not None and name in self.real:
             if grid.is_dynamic or grid.kind == np.int32:
-                kind = self.index.types.get(name, 0)
-                raise ModelError(
-                    f"{self.source}: output {name!r} is quantized (type {kind}); export it in float"
-                )
+                what = "has a scale of its data" if grid.is_dynamic else "is int32"
+                raise ModelError(f"{self.source}: output {name!r} {what}; export it in float")
             self.give_numbers(name, grid)
         elif name in self.real.keys() - self.standing:
             self._restore(name)

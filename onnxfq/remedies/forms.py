@@ -27,7 +27,7 @@ from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.insert import insert_forms
-from onnxfq.stages.limits import describe_unreached
+from onnxfq.stages.limits import describe_limits
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.support.clock import Clock
@@ -141,7 +141,7 @@ def describe_forms(candidate: Candidate, forms: Forms, judge: Judge) -> list[str
     model = candidate.session.model if candidate.rounding is None else candidate.rounding.model
     lines = [
         compare_stored(model, candidate.plan, forms.encodings).line,
-        describe_unreached(forms.encodings),
+        describe_limits(model, forms.encodings),
         describe_cache_error(
             model, candidate.plan, forms.encodings, candidate.session.kept, judge.options.threads
         ),

@@ -135,9 +135,9 @@ def rank_groups(
     made = tuple(
         GroupNoise(
             tensors=groups[at].tensors,
-            nodes=groups[at].nodes,
-            op_types=costs.op_types(groups[at]),
-            modules=costs.modules_of(groups[at]),
+            nodes=board.named(groups[at]).nodes,
+            op_types=costs.op_types(board.named(groups[at])),
+            modules=costs.modules_of(board.named(groups[at])),
             noise=alone[at],
             rest=rest.get(at),
             metric=metrics[at],

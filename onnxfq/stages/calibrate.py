@@ -30,7 +30,7 @@ from onnxfq.placement.last_concats import APART, find_apart
 from onnxfq.placement.masked_scores import find_floors, raise_floors
 from onnxfq.placement.rotary_pairs import join_rotary_pairs
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic, fit_weights_to_biases
-from onnxfq.stages.limits import describe_unreached, find_unreached
+from onnxfq.stages.limits import describe_limits, find_unreached
 from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.reasons import Reason
@@ -68,7 +68,7 @@ def calibrate(
     calibrated = calibrate_plan(model, plan, statistics, calibrator, weights)
     encodings = calibrated.encodings
     warn_zeroed_values(model, plan, statistics, encodings)
-    for line in filter(None, (compare_stored(model, *calibrated).line, describe_unreached(encodings))):
+    for line in filter(None, (compare_stored(model, *calibrated).line, describe_limits(model, encodings))):
         log.warning("%s", line)
     return encodings
 

@@ -81,7 +81,7 @@ def evaluate(
     measure = None if metric is None else find_metric(metric)
     opener = _find_opener(runtime)
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
-    with open_folder(reference, data, None) as (decoder, feeds_given, _):
+    with open_folder(reference, data, None, options.data.limit) as (decoder, feeds_given, _):
         base = _read_runnable(decoder)
     data = data if feeds_given is None else feeds_given
     candidates = {name: with_float_caches(_read_runnable(find_decoder(one))) for name, one in given.items()}

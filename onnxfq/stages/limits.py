@@ -22,14 +22,15 @@ def with_limits(plan: Plan, model: Model) -> Plan:
     return plan.model_copy(update={"placements": (*plan.placements, *more)})
 
 
-def describe_unreached(encodings: Encodings) -> str:
-    """Return in one line how many limits lose an end; empty for none."""
+def describe_limits(model: Model, encodings: Encodings) -> str:
+    """Return in one line how many limits of `model` values of the data pass, and how many lose an end."""
     count, whole = len(encodings.unreached), [*encodings.unreached.values()].count("both")
+    if not model.limits:
+        return ""
+    kept = len(model.limits) - whole
     return (
-        f"of the Relu and Clip that quantizers left, {count} have an end that no value of the data passes: "
-        f"{whole} left out, {count - whole} with the other end"
-        if count
-        else ""
+        f"of {len(model.limits)} Relu and Clip that quantizers left, {kept} limit values of the data, "
+        f"{count - whole} of them at one end; {whole} are left out"
     )
 
 

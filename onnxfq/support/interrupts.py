@@ -6,6 +6,7 @@ command passes it on. Those within `_TOGETHER` are one signal.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -48,6 +49,17 @@ def was_raised() -> bool:
     Libraries turn the exception into their own, as in an import, and a process ends that got the signal too.
     """
     return _raised
+
+
+def end_with(parent: int) -> None:
+    """End this process with its parent `parent`, even if that is killed; Linux only."""
+    import ctypes
+
+    set_signal = getattr(ctypes.CDLL(None), "prctl", None)
+    if set_signal is not None:
+        set_signal(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 @contextmanager

@@ -47,3 +47,13 @@ def read_bytes(path: str | Path, most: int = MOST_TEXT) -> bytes:
                 str(path),
             )
         return stream.read()
+
+
+def is_inside(path: str | Path, folder: str | Path) -> bool:
+    """Tell whether `path`, its links followed, lies in `folder`, or in the cache that `folder` is part of.
+
+    Caches of Hugging Face keep folders `snapshots/REVISION` of links to files in a folder `blobs` next to it.
+    """
+    end, home = (Path(os.path.realpath(one)) for one in (path, folder))
+    caches = (parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots")
+    return end.is_relative_to(home) or end.parent in caches

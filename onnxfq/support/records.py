@@ -87,6 +87,26 @@ Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 63)]
 """A whole number of at least 0."""
 
 
+Size = Annotated[int, pydantic.Field(strict=True, ge=1, lt=1 << 31)]
+"""A whole number of at least 1 that counts something in memory; neither true nor a text."""
+
+
+def _check_name(name: str) -> str:
+    if Path(name).name != name or not name or "\0" in name:
+        raise ValueError(f"{name!r:.80} is not a file of the folder")
+    return name
+
+
+FileName = Annotated[str, pydantic.AfterValidator(_check_name)]
+"""The name of a file, without a folder."""
+
+
+class ForeignRecord(Record):
+    """Record of a file of another tool, whose further fields are left out."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+
 MOST_YAML = 4 << 20
 """Largest YAML file in bytes; PyYAML reads about 1 MB in 10 seconds."""
 _MOST_NODES = 1_000_000

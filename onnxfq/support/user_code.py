@@ -23,7 +23,7 @@ _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib",
 
 
 def import_function(text: str, option: str) -> Any:
-    """Import `module:name`, with the current folder on the path as for `python -m`.
+    """Import `module:name`, with the current folder first on the path, and last afterwards.
 
     Args:
         text: the module and the name.
@@ -33,7 +33,8 @@ def import_function(text: str, option: str) -> Any:
     """
     module_name, _, name = text.partition(":")
     here = os.getcwd()
-    if here not in sys.path:
+    is_new = here not in sys.path
+    if is_new:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
@@ -42,6 +43,10 @@ def import_function(text: str, option: str) -> Any:
             raise
         what = f"cannot import {module_name!r} of {option} {text}"
         raise DataError(f"{what} {_describe(fault)}; run from its folder, or repair it") from fault
+    finally:
+        if is_new:  # later imports of the module find it, and it hides no library
+            sys.path.remove(here)
+            sys.path.append(here)
     if not hasattr(module, name):
         known = [known for known in vars(module) if not known.startswith("_")]
         raise DataError(

@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx
 import torch
+from onnx.helper import make_node
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -22,6 +23,7 @@ from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model, remove_domain, replace_nodes
 from onnxfq.graph.names import Use
+from onnxfq.graph.walk import rename_tensors
 from onnxfq.support.records import join_lines
 from onnxfq.torch.attention import forward_of, marked_by
 from onnxfq.torch.calls import OUTPUTS, CallPlace, Calls, Function, Outer, aside, change_outputs, name_of
@@ -242,20 +244,11 @@ def _take_out_marks(proto: Any, record: CallRecord) -> None:
         name, passed = source(output.name)
         if passed:
             record.places[Use("", position)] = passed
-            _rename(kept, name, output.name)
+            if any(name in node.output for node in kept):
+                rename_tensors(kept, {name: output.name})
+            else:
+                kept.append(make_node("Identity", [name], [output.name], f"{_MARK}_{output.name}"))
     replace_nodes(proto.graph, kept)
     remove_domain(proto, _DOMAIN)
     for value in [value for value in proto.graph.value_info if value.name in marks]:
         proto.graph.value_info.remove(value)
-
-
-def _rename(nodes: list[onnx.NodeProto], name: str, output: str) -> None:
-    """Give the tensor `name` that a node makes the name of an output; a copy has it if no node makes it."""
-    if not any(name in node.output for node in nodes):
-        nodes.append(onnx.helper.make_node("Identity", [name], [output], f"{_MARK}_{output}"))
-        return
-    for node in nodes:
-        for slots in (node.input, node.output):
-            for slot, other in enumerate(slots):
-                if other == name:
-                    slots[slot] = output

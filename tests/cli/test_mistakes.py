@@ -260,7 +260,7 @@ PREPARED: dict[str, tuple[Callable[[], object], str, str]] = {
     "empty folder as data": (
         lambda: Path("d").mkdir(),
         on("d"),
-        "no .npz, .npy or image file (.png, .jpg, .jpeg, .bmp, .webp) in folder d",
+        "no .npz, .npy or image file (.png, .jpg, .jpeg, .bmp, .webp, .tif, .tiff, .gif) in folder d",
     ),
     "no samples": (
         lambda: data(x=np.zeros((0, 3, 6, 6), np.float32)),

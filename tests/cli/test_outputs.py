@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import os
 from pathlib import Path
 
@@ -227,3 +228,60 @@ def test_a_copied_model_keeps_its_data(files: Path, monkeypatch: pytest.MonkeyPa
     assert main([*line.split(), "tensorrt-int8-weights"]) == 0
     assert second.exists() and len(list(files.glob("q.onnx.*.data"))) == 2
     onnx.load("kept.onnx")
+
+
+WRONG_NAMES = {
+    "out/": "out/ is the name of a folder",
+    "x.tflite": "nothing writes .tflite",
+    "x.PT": "writes .PT",
+}
+
+
+@pytest.mark.parametrize("name", WRONG_NAMES)
+@pytest.mark.parametrize(
+    "line", ["quantize m.onnx --data d.npz -o", "cast m.onnx --data d.npz -o", "cast m.onnx -o"]
+)
+def test_names_say_what_they_hold(
+    line: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name of a folder makes no file, and one of another format holds no ONNX."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(conv_relu(), "m.onnx")
+    np.savez("d.npz", **feed_for(conv_relu()))
+    assert main([*line.split(), name]) == 1
+    assert WRONG_NAMES[name] in capsys.readouterr().err and len([*tmp_path.iterdir()]) == 2
+
+
+def test_failed_recipes_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recipes that fail have one line of an error, with --quiet too."""
+    monkeypatch.chdir(tmp_path)
+    onnx.save(conv_relu(), "m.onnx")
+    np.savez("d.npz", **feed_for(conv_relu()))
+    words = "quantize m.onnx --data d.npz --recipe tensorrt-int8 --recipe genai-int4 --quiet -o out"
+    assert main(words.split()) == 1
+    lines = capsys.readouterr().err.splitlines()
+    errors = [line for line in lines if not line.startswith("onnxfq: note: ")]
+    assert len(errors) == 1 and errors[0].startswith("onnxfq: error: 1 of 2 recipes failed: genai-int4: ")
+
+
+def test_codes_of_names_are_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Characters that move a terminal or turn its text are shown as JSON has them, in text and in JSON."""
+    monkeypatch.chdir(tmp_path)
+    proto, code = conv_relu(), "\x1b]0;t\x07\x9b2J\u202e"
+    for node in proto.graph.node:
+        node.name = f"{code}{node.name}"
+    onnx.save(proto, "m.onnx")
+    np.savez("d.npz", **feed_for(conv_relu()))
+    for line in (
+        "inspect m.onnx",
+        "sensitivity m.onnx --data d.npz",
+        "sensitivity m.onnx --data d.npz --json",
+    ):
+        assert main(line.split()) == 0
+        shown = capsys.readouterr().out
+        assert not {*code} - {*"]0;t2J"} & {*shown}
+        assert "--json" not in line or json.loads(shown)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from onnxfq.data.preprocessor import read_preprocessor
 from onnxfq.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
+ImageOps = pytest.importorskip("PIL.ImageOps")
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (16, 6, 9, 3)).astype(np.uint8)
 FLOAT = np.dtype(np.float32)
@@ -78,6 +81,7 @@ def test_colors(folder: Path) -> None:
 
 def test_sizes(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A fixed size is Pillow's bilinear resize, with a note; a size asked for is the same without one."""
+    (folder / "labels.txt").unlink()
     small = np.stack(
         [np.asarray(Image.fromarray(pixels).resize((5, 4), Image.Resampling.BILINEAR)) for pixels in PIXELS]
     )
@@ -279,3 +283,59 @@ def test_without_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r'images need Pillow.*pip install "onnxfq\[images\]"'):
         read(folder, spec(None, 3, 6, 9))
+
+
+def test_every_format_of_pillow(folder: Path) -> None:
+    """Whatever Pillow can write is read if it is one of six formats, and refused under any name else."""
+    Image.init()
+    read_ones = set()
+    for name in Image.SAVE:
+        content = io.BytesIO()
+        with contextlib.suppress(Exception):  # some formats take no such image, or need a library
+            Image.fromarray(PIXELS[3]).save(content, name)
+        (folder / "03.png").write_bytes(content.getvalue())
+        try:
+            read(folder / "03.png", spec(None, 3, 6, 9))
+            read_ones.add(name)
+        except DataError as fault:
+            assert "03.png is not a readable image (none of PNG" in str(fault), name
+    assert read_ones - {"JFIF", "DIB", "MPO"} == {"PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF"}
+
+
+def test_no_program_is_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostScript under the name of a .png does not reach Ghostscript, which Pillow calls for it."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {folder}/ran\nexit 1\n")
+    (folder / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin")
+    head = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 6\n%%EndComments\nshowpage\n%%EOF\n"
+    (folder / "03.png").write_bytes(head)
+    with pytest.raises(DataError, match="not a readable image"):
+        read(folder, spec(None, 3, 6, 9))
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "tiff", "webp"])
+def test_turns(ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An image is read as Pillow's exif_transpose shows it, with a note."""
+    for turn in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        path = tmp_path / f"{turn}.{ending}"
+        Image.fromarray(PIXELS[turn][:, :6]).save(path, exif=exif)
+        shown = np.asarray(ImageOps.exif_transpose(Image.open(path)).convert("RGB"), np.float32)
+        np.testing.assert_array_equal(read(path, spec(None, 6, 6, 3))[0], shown)
+        assert ending == "tiff" or (turn == 1) == ("turned as their EXIF says" not in caplog.text)
+
+
+def test_what_a_folder_leaves(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files of other kinds, those in folders and further pictures of a file are counted or named."""
+    frames = [Image.fromarray(pixels) for pixels in PIXELS[:3]]
+    frames[0].save(folder / "99.gif", save_all=True, append_images=frames[1:])
+    frames[0].save(folder / "99.tiff", save_all=True, append_images=frames[1:])
+    (folder / "cat").mkdir()
+    for number in range(5):
+        frames[0].save(folder / "cat" / f"{number}.jpg")
+    assert len(read(folder, spec(None, 3, 6, 9))) == 18
+    said = f"of {folder} are read: 16 *.png, 1 *.gif, 1 *.tiff; left out: 5 */*.jpg, 1 *.txt"
+    assert said in caplog.text and "several pictures the first is read" in caplog.text

@@ -26,6 +26,7 @@ from planted_cases import CASES, SOUND, Case
 from planted_faults import Planted
 
 from onnxfq import Diagnosis, diagnose
+from onnxfq.judging.judge import LEAST_GAIN_DB
 
 SAMPLES = 24
 """Samples of a diagnosis; those that measure the repair are as many others."""
@@ -49,12 +50,17 @@ class Score:
     @property
     def is_first(self) -> bool:
         """Whether a planted fault is the first cause."""
-        return min(self.ranks) == 0
+        return min(self.ranks) == 0 or self.costs_nothing
 
     @property
     def is_named(self) -> bool:
         """Whether all planted faults are among the first three causes."""
-        return max(self.ranks) < 3
+        return max(self.ranks) < 3 or self.costs_nothing
+
+    @property
+    def costs_nothing(self) -> bool:
+        """Whether no cause is named and the file is as good as the sound one: a cause gains more."""
+        return not self.causes and self.lost_db < LEAST_GAIN_DB
 
     @property
     def is_restored(self) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from builders import feed_for, planned, weights
 from onnx import numpy_helper, parser
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.steps import name_nodes
@@ -108,3 +109,19 @@ def test_nodes_of_one_name_in_a_function() -> None:
     name_nodes(proto)
     assert [n.name for n in proto.functions[0].node] == ["n", "n_2"]
     Session(proto, 1).run(feed_for(proto))
+
+
+def test_functions_that_unfold_without_end() -> None:
+    """Each function calls the one before it twice: a small file with a billion nodes is refused at once."""
+    imports = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("own", 1)]
+    nodes = [onnx.helper.make_node("Relu", ["a"], ["b"])]
+    functions = []
+    for number in range(30):
+        functions.append(onnx.helper.make_function("own", f"f{number}", ["a"], ["b"], nodes, imports))
+        calls = [("a", "c"), ("c", "b")]
+        nodes = [onnx.helper.make_node(f"f{number}", [a], [b], domain="own") for a, b in calls]
+    value = [onnx.helper.make_tensor_value_info(name, 1, [4]) for name in "ab"]
+    graph = onnx.helper.make_graph(nodes, "g", value[:1], value[1:])
+    proto = onnx.helper.make_model(graph, functions=functions, opset_imports=imports, ir_version=8)
+    with pytest.raises(ModelError, match="unfold to more than 250,000 nodes"):
+        load(proto)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,13 +200,14 @@ def test_wrong_files(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     del broken["Layers"][2]["LayerType"]
     untyped["Layers"][3]["Inputs"][0]["Format/Datatype"] = "N/A due to dynamic shapes"
     for content, words in [
-        ([], "it has no list 'Layers'"),
-        ({"Layers": []}, "it has no list 'Layers'"),
+        ([], "must be a mapping of fields, got []: no layers of an engine; give what"),
+        ({"Layers": []}, "Layers: Tuple should have at least 1 item"),
+        (good | {"Layers": [good["Layers"][0] | {"Constants": 3}]}, "Layers.0.Constants: "),
         (
             {"Layers": ["conv1", "conv2"]},
             "names of layers only, without types; build the engine with --profiling",
         ),
-        (broken, "layer 2 has no Name, LayerType"),
+        (broken, "Layers.2.LayerType: Field required"),
         (untyped, "no types of layer 'conv3', because its shapes are open; give what `trtexec --export"),
         (other, "names no node of q.onnx; give the model that the engine was built from"),
     ]:
@@ -215,7 +217,7 @@ def test_wrong_files(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert words in error and error.count("\n") == 1, error
     write(good)
     for times, words in [
-        ({"a": 1}, "holds no times of layers"),
+        ({"a": 1}, "rows: Input should be a valid list"),
         ([{"count": 3}], "holds no times of layers"),
         (profile_of(other, [1, 1, 1, 1]), "names none of the engine's layers"),
     ]:
@@ -301,3 +303,26 @@ def test_json(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = capfd.readouterr().out
     assert onnxfq.CheckResult.model_validate_json(text) == onnxfq.check("q.onnx", layers="layers.json")
     assert np.isclose(sum(len(layer["nodes"]) for layer in json.loads(text)["listing"]["layers"]), 7)
+
+
+def test_brackets_cost_no_time(model: Path) -> None:
+    """Names with thousands of brackets are read in a time that grows with their length alone."""
+    listing = classic()
+    begins = ("Reformatting CopyNode" + "(" * 50_000, "[ONNX Layer: " * 50_000, "PWN(" * 50_000)
+    for begin in begins:
+        listing["Layers"][0] |= {"Name": begin, "Metadata": begin}
+        write(listing)
+        began = time.process_time()
+        read_layers("layers.json")
+        assert time.process_time() - began < 2.0  # a quadratic reader takes minutes
+
+
+@pytest.mark.parametrize("number", [10**400, float("nan"), float("inf"), -1.0, "2", None, True, [1]])
+def test_numbers_of_a_profile(number: object, model: Path) -> None:
+    """Only finite numbers are times; None stands for a missing one, and all else is one line."""
+    for row in ({"medianMs": number}, {"timeMs": number}, {"count": number}):
+        write([{"count": 2}, {"name": "n", "averageMs": 1.0} | row], "profile.json")
+        try:
+            assert 0 <= (read_times("profile.json", ["n"])[0] or 0) < np.inf
+        except DataError as fault:
+            assert "profile.json: rows.1." in str(fault)

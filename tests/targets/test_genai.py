@@ -18,7 +18,7 @@ import onnxfq
 from onnxfq.choices import WeightForm
 from onnxfq.cli.main import main
 from onnxfq.data.texts import TextTokens, read_texts
-from onnxfq.errors import OnnxfqError
+from onnxfq.errors import DataError, OnnxfqError
 from onnxfq.interchange.genai_folder import GenaiFolder
 from onnxfq.metrics import perplexity
 from onnxfq.runtime.session import Session
@@ -365,7 +365,125 @@ def test_wrong_texts(name: str, content: bytes, reason: str, tmp_path: Path) -> 
     """A file of other content is an error that names the line."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(OnnxfqError, match=reason):
-        read_texts(tmp_path / name)
+        list(read_texts(tmp_path / name))
+
+
+def test_pieces_of_a_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A .txt in pieces is the same text, cut behind lines, with letters of several bytes at every place."""
+    line = "gr\u00fc\u00dfe \u4f60\U0001f600\u2028 und mehr"
+    text = "\n".join(line[:n] * n for n in range(1, 18))
+    (tmp_path / "t.txt").write_bytes(text.encode())
+    for size in (1, 2, 3, 5, 64, 1 << 20):
+        monkeypatch.setattr("onnxfq.data.texts.PIECE", size)
+        assert "".join("".join(read_texts(tmp_path / "t.txt")).split()) == "".join(text.split())
+    (tmp_path / "t.txt").write_bytes(b"x" * 3000 + b"\xff")
+    monkeypatch.setattr("onnxfq.data.texts.PIECE", 64)
+    with pytest.raises(OnnxfqError, match="not UTF-8 text at byte 3000"):
+        list(read_texts(tmp_path / "t.txt"))
+
+
+def test_lines_end_with_a_line_feed_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """JSON allows U+2028 and U+0085 in strings; empty lines are counted."""
+    texts = ["a\u2028b", "c\x85d\x1ce"]
+    lines = [json.dumps(text, ensure_ascii=False) for text in texts]
+    (tmp_path / "t.jsonl").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    assert list(read_texts(tmp_path / "t.jsonl")) == texts
+    assert "2 texts are read; 1 are empty" in caplog.text
+    (tmp_path / "t.jsonl").write_text('"a \\ud800 b"')
+    with pytest.raises(OnnxfqError, match="line 1 is not JSON .*surrogates"):
+        list(read_texts(tmp_path / "t.jsonl"))
+
+
+def _tokenizer(folder: Path, **fields: object) -> Path:
+    path = write_folder(folder) / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+_FIXED = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+_CUT = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+_GROW = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+
+
+def test_own_settings_of_a_tokenizer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A tokenizer that cuts and pads gives the tokens of one that does neither, and a note."""
+    texts = ["a little girl was there"] * 3
+    plain = list(TextTokens(write_folder(tmp_path / "plain")).windows(texts, 4))
+    folder = _tokenizer(
+        tmp_path / "own", truncation=_CUT | {"stride": 2}, padding={"strategy": {"Fixed": 2 * 10**9}} | _FIXED
+    )
+    assert list(TextTokens(folder).windows(texts, 4)) == plain
+    assert "has its own truncation and padding" in caplog.text
+
+
+HOSTILE: dict[str, dict[str, object]] = {
+    "panic of a text": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {},
+        }
+    },
+    "memory without end": {"normalizer": {"type": "Sequence", "normalizers": [_GROW] * 12}},
+    "expression": {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a"}, "content": ""}},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_tokenizers(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A panic and memory without end are an error in one line, and print nothing."""
+    folder = _tokenizer(tmp_path / "own", **HOSTILE[case])
+    with pytest.raises(DataError, match="cannot read the tokenizer [^\n]*; export the folder again"):
+        list(TextTokens(folder).windows(["a little girl was there"], 4))
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("size", [-5, 0, 2**31, 2**62, True, 1.5, "8", [8], 10**400])
+def test_sizes_of_a_configuration(size: object, tmp_path: Path) -> None:
+    """A wrong size is one line, and so are inputs without names."""
+    folder = write_folder(tmp_path / "float")
+    rename(folder, size, "head_size")
+    with pytest.raises(OnnxfqError, match="genai_config.json: model.decoder.head_size: "):
+        GenaiFolder.read(folder)
+    rename(folder, 8, "head_size")
+    rename(folder, [["input_ids", "input_ids"]], "inputs")
+    with pytest.raises(OnnxfqError, match="genai_config.json: model.decoder.inputs: "):
+        GenaiFolder.read(folder)
+
+
+def test_links_of_a_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files of a cache are links to its blobs: they are copied, and links elsewhere are named."""
+    folder = tmp_path / "models--x" / "snapshots" / "0123" / "int4"
+    blobs = tmp_path / "models--x" / "blobs"
+    blobs.mkdir(parents=True)
+    folder.parent.mkdir(parents=True)
+    write_folder(folder)
+    for path in [*folder.iterdir()]:
+        path.rename(blobs / path.name)
+        path.symlink_to(blobs / path.name)
+    (tmp_path / "secret").write_text("x")
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    (folder / "adapters").symlink_to(tmp_path)
+    read = GenaiFolder.read(folder)
+    read.copy_rest(tmp_path / "new")
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"genai_config.json", "tokenizer.json"}
+    assert "the new folder lacks adapters, notes.txt" in caplog.text
+    (folder / "genai_config.json").unlink()
+    (folder / "genai_config.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(OnnxfqError, match="genai_config.json leads out of the folder"):
+        GenaiFolder.read(folder)
+
+
+def test_texts_are_read_up_to_the_limit(tmp_path: Path) -> None:
+    """With a limit the lines behind it are not read, not even a wrong one."""
+    folder = GenaiFolder.read(write_folder(tmp_path / "float"))
+    texts = tmp_path / "t.jsonl"
+    texts.write_text("\n".join(['"a little girl was there"'] * 5000 + ["wrong"]))
+    found = folder.feeds(texts, 3)
+    assert len(found) == 3 and [one["input_ids"].shape for one in found] == [(1, CONTEXT)] * 3
+    with pytest.raises(OnnxfqError, match="line 5001 is not JSON"):
+        folder.feeds(texts)
 
 
 def test_texts_of_few_words_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -417,6 +417,30 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert onnxfq.check(model, "openvino").passed
 
 
+def test_a_stack_in_front_of_a_pair() -> None:
+    """The rule on stacks of matrices goes when OpenVINO multiplies them as the pairs mean."""
+    text = "h = MatMul (x, w) r = Relu (h) y = MatMul (r, v)"
+    stacks = {"w": weights(4, 32, 32), "v": weights(4, 32, 32, seed=1)}
+    proto = build(f"g (float[4,8,32] x) => (float[4,8,32] y) {{ {text} }}", stacks)
+    feed = {"x": np.random.default_rng(0).normal(size=(4, 8, 32)).astype(np.float32)}
+    for recipe, is_wrong in (("tensorrt-int8", True), ("openvino-int8", False)):
+        made = onnxfq.quantize(proto, [feed], recipe=recipe).qdq
+        rules = {finding.rule for finding in onnxfq.check(made, "openvino").findings}
+        assert ("stacked-weight" in rules) == is_wrong
+        expected, found = Session(made, 1, exact=True).run(feed)[0], open_model(made, 1)(feed)["y"]
+        noise = np.mean((np.asarray(found, np.float64) - expected) ** 2)
+        assert (not noise < 0.05 * np.mean(np.square(expected))) == is_wrong
+
+
+def test_local_functions_are_refused() -> None:
+    """OpenVINO looks into no function of a model, as MXFP8 is written for TensorRT."""
+    proto = build("g (float[N,64] x) => (float[N,64] y) { y = MatMul (x, w) }", {"w": weights(64, 64)})
+    made = onnxfq.quantize(proto, [{"x": weights(4, 64)}], recipe="tensorrt-mxfp8").qdq
+    assert {one.severity for one in onnxfq.check(made, "openvino").findings} >= {"refused"}
+    with pytest.raises(RuntimeLibraryError, match="TRT_MXFP8"):
+        compile_model(made, 1)
+
+
 def test_shapes_and_weights_in_a_file(tmp_path: Path) -> None:
     """Open inputs get the given shape, and a model with its weights in another file is compiled too."""
     model = one_operator(dequantized() + "y = Conv (d, w)", weight((8, 8, 3, 3)))

@@ -266,6 +266,18 @@ def test_a_graph_of_another_model_is_refused() -> None:
         apply_checkpoint(CHECKPOINTS / "gptq", proto)
 
 
+def test_weights_unlike_the_graph_are_noted() -> None:
+    """A matrix of another model under the same name and shape has a note; rounded ones have none."""
+    name, proto = "down_proj", builder_graph()
+    assert not any("unlike" in note for note in apply_checkpoint(CHECKPOINTS / "gptq", proto).notes)
+    for tensor in proto.graph.initializer:
+        if name in tensor.name:
+            values = np.random.default_rng(0).normal(size=tensor.dims).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    notes = [note for note in apply_checkpoint(CHECKPOINTS / "gptq", proto).notes if "unlike" in note]
+    assert len(notes) == 1 and name in notes[0]
+
+
 def test_formats_that_a_target_lacks(tmp_path: Path) -> None:
     """A target without zero points refuses them by name and leaves nothing."""
     with pytest.raises(

@@ -16,6 +16,7 @@ from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.range_reading import RangeReading, mean_misfit
 from onnxfq.diagnosis.reading.toggles import TrialState
+from onnxfq.graph.ops import MOVES
 from onnxfq.judging.judge import GAINED_SHARE
 
 A_BIT = 0.75
@@ -39,7 +40,7 @@ NEAR = 0.05
 """How far values of 0..1 may lie outside, for filters that overshoot."""
 
 USED = 0.5
-"""Part of 0..1 that the largest value may leave unused."""
+"""Part of the way from the middle or zero to 1 that the values may leave unused."""
 
 Unit = tuple[Any, Any]
 """The value of the middle or zero in 0..1, and of one: numbers, or one for each channel."""
@@ -50,11 +51,14 @@ Transform = Callable[[NDArray[Any]], NDArray[Any]]
 def find_other_preprocessing(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield the preprocessing under which the ranges of the whole file fit the data.
 
-    The range next to the inputs must not fit worse: ranges that training learnt differ from the data's too.
+    The range of an input must not fit worse: ranges that training learnt differ from the data's too. Without
+    one a normalization may hide any scale, and other ranges prove nothing.
     """
     readings = _with_values(candidate.read_ranges(candidate.feeds[:TRIED]))
     before = mean_misfit(readings)
-    if len(readings) < 2 or before < APART:
+    first = candidate.proto.graph.input[0].name
+    has_input = bool(readings) and candidate.index.origin(readings[0].quantizer.tensor, MOVES) == first
+    if len(readings) < 2 or before < APART or not has_input:
         return
     misfits, known = {}, {reading.numbers: reading.misfit for reading in readings}
     for name, transform in _transforms(candidate).items():
@@ -66,7 +70,6 @@ def find_other_preprocessing(candidate: FileCandidate) -> Iterator[Suspicion]:
     name = min(misfits, key=lambda one: misfits[one], default="")
     if not name or misfits[name] > BETTER * before:
         return
-    first = candidate.proto.graph.input[0].name
     text = f"the file was calibrated on other values: its {len(readings)} ranges are {before:.0%} off "
     text += f"those of the data, and {misfits[name]:.0%} for data {name}"
     yield replace(_recalibrate(candidate, text, kind="preprocessing"), tensor=first, is_certain=True)
@@ -84,7 +87,7 @@ def find_few_samples(candidate: FileCandidate) -> Iterator[Suspicion]:
     if candidate.gain(trial) < max(A_BIT, alone + GAINED_SHARE):
         return
     text = f"unseen samples leave {len(left)} of {len(readings)} ranges, at {most.quantizer.tensor!r} by "
-    text += f"{most.overrun:.0%} of the width: too few samples calibrated it"
+    text += f"{most.overrun:.0%} of the width: too few samples, or means of their extremes, calibrated it"
     yield _recalibrate(candidate, text, kind="few_samples")
 
 
@@ -122,12 +125,14 @@ def _transforms(candidate: FileCandidate) -> dict[str, Transform]:
         shape = [3 if at == axis else 1 for at in range(4)]
         units[_NORMALIZED] = np.reshape(_MEAN, shape), np.reshape(_DEVIATION, shape)
         found["with channels in the other order"] = partial(np.flip, axis=axis)
-    fitting = [own for own, (mean, width) in units.items() if all(_is_unit(a * width + mean) for a in arrays)]
+    fitting = [own for own, unit in units.items() if all(_is_unit(array, *unit) for array in arrays)]
     for own, other in ((own, other) for own in fitting for other in units if other != own):
         found[f"{other} in place of {own}"] = partial(_convert, own=units[own], other=units[other])
     return found
 
 
-def _is_unit(values: NDArray[Any]) -> bool:
-    """Tell whether values lie in 0..1 and use a good part of it; filters overshoot a bit."""
-    return bool(-NEAR <= values.min() and 1 - USED <= values.max() <= 1 + NEAR)
+def _is_unit(array: NDArray[Any], middle: Any, one: Any) -> bool:
+    """Tell whether values of a unit lie in 0..1 and use a good part of it; filters overshoot a bit."""
+    values = array * one + middle
+    used = np.abs(values - middle).max() / (1 - np.max(middle))
+    return bool(-NEAR <= values.min() and values.max() <= 1 + NEAR and used >= 1 - USED)

@@ -67,7 +67,8 @@ def find_ranges(candidate: FileCandidate) -> Iterator[Suspicion]:
         if other is not None:
             kind = "foreign_parameters"
             evidence += f"; its scale and zero point are those of {other.quantizer.tensor!r}"
-        if kind in ("wide_range", "clipping") and reading.quantizer.tensor in inputs:
+        is_other = kind == "wide_range" or (kind == "clipping" and is_certain)  # means of extremes clip
+        if is_other and reading.quantizer.tensor in inputs:
             kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
         fit, harm = choose_fit(candidate, reading) if is_measured else (reading.fits[1], 0.0)
         repair = f"the range of the data: scale {fit.scale:.4g}, zero point {fit.zero:g}"

@@ -1,8 +1,9 @@
-"""Weights that were rounded before or after the factors that equalize their data."""
+"""Weights of another model, and weights without the factors that equalize their data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,16 @@ from onnxfq.diagnosis.causes.weight_reading import OFF, WeightReading
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
+
+
+def find_other_weights(candidate: FileCandidate) -> Iterator[Suspicion]:
+    """Yield that most weights of the file are none of the float model's, by their values."""
+    floats = candidate.floats
+    if floats is None or candidate.opened is None or 2 * len(floats.layers) >= floats.asked:
+        return
+    text = f"{floats.asked - len(floats.layers)} of {floats.asked} weights are no weights of the float model"
+    repair = "give --float the model that the file was made of"
+    yield Suspicion(kind="other_weights", evidence=text, repair=repair, harm=math.inf, is_certain=True)
 
 
 def find_stale(reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:

@@ -28,7 +28,7 @@ MOST_LEFT = 1 / 3
 
 
 def find_double(candidate: FileCandidate) -> Iterator[Suspicion]:
-    """Yield tensors that are quantized twice in a row, on two grids."""
+    """Yield tensors that are quantized twice in a row, on two grids of one type; of two types it converts."""
     makers = candidate.index.makers
     for quantizer in candidate.form.activations:
         before = makers.get(quantizer.tensor)
@@ -36,7 +36,7 @@ def find_double(candidate: FileCandidate) -> Iterator[Suspicion]:
             continue
         others = (one for one in candidate.form.activations if one is not quantizer)
         first, grid = next((one for one in others if one.scale == before.input[1]), None), quantizer.grid
-        if first is None or first.grid.agrees(grid):
+        if first is None or first.grid.agrees(grid) or first.grid.limits != grid.limits:
             continue
         evidence = f"quantized by a scale of {first.grid.scale:.4g}, and again by one of {grid.scale:.4g}"
         yield _suspect_pair(quantizer, evidence, "the second pair removed", kind="double_quantization")

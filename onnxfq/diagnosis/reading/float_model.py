@@ -58,6 +58,7 @@ class FloatModel:
         tensors: by number of a quantizer, the float tensor that it quantizes.
         layers: by node of the float form of the file, the layer with its weight.
         unmatched: quantized tensors of the file without a float one.
+        asked: number of weights of the file whose layer was looked for.
     """
 
     proto: onnx.ModelProto
@@ -66,6 +67,7 @@ class FloatModel:
     tensors: dict[int, str] = field(default_factory=dict)
     layers: dict[str, MatchedLayer] = field(default_factory=dict)
     unmatched: list[str] = field(default_factory=list)
+    asked: int = 0
 
     @staticmethod
     def open(model: str | Path | onnx.ModelProto, file: onnx.ModelProto, threads: int) -> FloatModel:
@@ -154,6 +156,7 @@ class FloatModel:
                     for turned in ((values, values.T) if values.ndim == 2 else (values,))
                     if turned.shape == stored.shape
                 ]
+                self.asked += 1
                 best = max(alike, key=lambda row: row[0] + _NEAR * row[1], default=None)
                 if best is not None and best[0] >= ALIKE:
                     self.layers[node.name] = MatchedLayer(best[2].name, best[3], self._bias(best[2]))

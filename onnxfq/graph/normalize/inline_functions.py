@@ -10,6 +10,9 @@ from onnx import inliner
 from onnxfq.errors import ModelError
 from onnxfq.graph.model import list_nodes
 
+MOST_NODES = 250_000
+"""Most nodes of a model with local functions written out; networks have up to some ten thousand."""
+
 _Call = tuple[str, str, str]
 """Domain, name and overload."""
 
@@ -25,8 +28,10 @@ def inline_model(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.Mod
         proto: the model.
         kept: names of functions that stay.
 
-    Raises ModelError for a call with more inputs or outputs than its function has.
+    Raises ModelError for a call with more inputs or outputs than its function has, and for functions that
+    call themselves or unfold to more than MOST_NODES nodes.
     """
+    _check_unfolded(proto)
     while inside := {(f.domain, f.name) for f in proto.functions if f.name not in kept}:
         _write_defaults(proto)
         called = {
@@ -38,6 +43,29 @@ def inline_model(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.Mod
         outer = sorted(inside - called) or sorted(inside)
         proto = inliner.inline_selected_functions(proto, outer)
     return proto
+
+
+def _check_unfolded(proto: onnx.ModelProto) -> None:
+    """Raise ModelError for functions that unfold without end: each may call the one before it twice."""
+    functions = {_id(function, function.name): function for function in proto.functions}
+    sizes: dict[_Call, int] = {}
+
+    def size(called: _Call) -> int:
+        if called not in functions:
+            return 1
+        if called not in sizes:
+            sizes[called] = MOST_NODES + 1  # a call of itself
+            sizes[called] = sum(size(_id(node, node.op_type)) for node in list_nodes(functions[called]))
+        return sizes[called]
+
+    try:
+        count = sum(size(_id(node, node.op_type)) for node in list_nodes(proto.graph)) if functions else 0
+    except RecursionError:
+        count = MOST_NODES + 1
+    if count > MOST_NODES:
+        raise ModelError(
+            f"the model's local functions unfold to more than {MOST_NODES:,} nodes; export the model again"
+        )
 
 
 def _write_defaults(proto: onnx.ModelProto) -> None:

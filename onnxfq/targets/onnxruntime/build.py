@@ -15,7 +15,7 @@ from onnxfq.targets.findings import EngineNode, Verdict, about_model
 from onnxfq.targets.onnxruntime.float_kernels import explain_half
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
-from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.reading.node_sites import CLIPPING, NodeSite
 from onnxfq.targets.reading.operands import ExpectedPrecision
 from onnxfq.targets.reading.proof import Built, describe_node
 from onnxfq.targets.reading.quantizer_reader import quantizer, type_name
@@ -34,8 +34,6 @@ _GLUE = QDQ_OPS | {"Cast", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 # They have no kernel of their own for 8 bits: ONNX Runtime takes the pairs away and moves the integers.
 _MOVING = frozenset({"MaxPool", "Resize"})
 _MOVED = "moved integers"
-# The pair behind them does their work.
-_CLIPPED = frozenset({"Clip", "Relu"})
 
 
 def build_model(reading: CheckContext, options: BuildOptions) -> Built:
@@ -64,13 +62,6 @@ def _describe(promised: ExpectedPrecision, op_types: set[str]) -> EngineNode:
     verdict = _judge(op_types)
     why = "" if verdict == promised.expects else explain_float(promised, op_types)
     return describe_node(promised, DEVICE, verdict, why)
-
-
-def has_pair_behind(site: NodeSite) -> bool:
-    """Tell whether a pair reads the result of `site`, or of a Relu or Clip behind it."""
-    readers = [reader for result in site.outputs for reader in result.outputs]
-    behind = [last for reader in readers if reader.op in _CLIPPED for last in reader.outputs[0].outputs]
-    return any(reader.op == "QuantizeLinear" for reader in (*readers, *behind))
 
 
 def list_computing(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -123,7 +114,7 @@ def explain_float(promised: ExpectedPrecision, op_types: Collection[str]) -> str
 def _find_lacking_pair(site: NodeSite) -> str:
     """Return who else than one pair reads the result of `site`; empty if nobody does."""
     for result in site.outputs:
-        clipping = [reader for reader in result.outputs if reader.op in _CLIPPED]
+        clipping = [reader for reader in result.outputs if reader.op in CLIPPING]
         behind = clipping[0].outputs[0] if len(clipping) == len(result.outputs) == 1 else result
         if any(value.name in (result.name, behind.name) for value in site.index.proto.graph.output):
             return f"its result {behind.name!r} is an output in float"

@@ -12,13 +12,13 @@ from onnx import TensorProto
 from onnxfq.graph.body_reads import find_moved_reads
 from onnxfq.graph.ops import find_summed_axis
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.onnxruntime.build import build_model, has_pair_behind
+from onnxfq.targets.onnxruntime.build import build_model
 from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.onnxruntime.limits import ACTIVATION, WEIGHT, copies
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.limits import check_limits
-from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.reading.node_sites import NodeSite, has_pair_behind
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.session_forms import check_forms

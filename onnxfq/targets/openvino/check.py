@@ -18,6 +18,7 @@ from onnxfq.targets.openvino.policy import ALONE, FLOAT, LIMITS, ZERO_POINT
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
+from onnxfq.targets.reading.node_sites import has_pair_behind
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.session_forms import check_forms
@@ -62,15 +63,29 @@ def shared_zero_points(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("shared-zero-point", "wrong", site, message, site.input(0))
 
 
+def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
+    """Report a product of stacked matrices with scales by channel in front of a pair: it computes garbage."""
+    for promised, operand, q in reading.weights():
+        values, scale = reading.index.value(q.data), reading.index.value(q.site.input(1))
+        is_stack = promised.site.op == "MatMul" and values is not None and values.ndim > 2
+        if is_stack and scale is not None and scale.size > 1 and has_pair_behind(promised.site):
+            message = (
+                f"its weight {operand.tensor!r} is a stack of matrices with a scale for each channel, which "
+                "OpenVINO multiplies wrongly in front of a pair; use weights.granularity: per_tensor"
+            )
+            yield make_finding("stacked-weight", "wrong", promised.site, message, operand.tensor)
+
+
 RULES: tuple[Rule, ...] = (
     refuse_simulated("OpenVINO"),
     check_quantized,
     wide_pairs,
     check_limits(*LIMITS, ZERO_POINT, ALONE, FLOAT),
     shared_zero_points,
+    stacked_weights,
     signed_concats,
     lost_scales,
     check_forms("openvino"),
 )
 
-check_model = make_check("openvino", RULES, UNITS, build_model)
+check_model = make_check("openvino", RULES, UNITS, build_model, inlines=False)

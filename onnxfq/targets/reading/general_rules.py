@@ -23,11 +23,12 @@ def check_quantized(reading: CheckContext) -> Iterator[Finding]:
 
 
 def refuse_simulated(runtime: str) -> Rule:
-    """Return the rule that refuses operators of onnxfq for a runtime that lacks them."""
+    """Return the rule that refuses operators of onnxfq and of the model itself for a runtime without them."""
 
     def rule(reading: CheckContext) -> Iterator[Finding]:
+        local = {(one.domain, one.name) for one in reading.proto.functions}
         for site in reading.sites:
-            if site.op in FAKE_QUANTIZE_OPS:
+            if site.op in FAKE_QUANTIZE_OPS or (site.node.domain, site.op) in local:
                 message = (
                     f"{runtime} has no operator {site.op}; quantize with a recipe that writes Q/DQ pairs"
                 )

@@ -24,6 +24,8 @@ from onnxfq.graph.normalize.steps import evaluate_node, name_tensors
 from onnxfq.graph.ops import QDQ_OPS, RANDOM_OPS, RESHAPES, SCALES, SIZES
 
 # Operators allowed between an initializer and a scale, as exporters write them.
+CLIPPING = frozenset({"Clip", "Relu"})
+"""Operators that runtimes fuse with a pair behind them."""
 _ARITHMETIC = RESHAPES | SCALES | {"Add", "Cast", "Sub"}
 
 _Versions = tuple[NDArray[Any], NDArray[Any]]
@@ -239,6 +241,13 @@ class SiteIndex(GraphIndex):
     def shape(self, tensor: str) -> Shape | None:
         """Return the shape of `tensor`, with None for open dimensions; None if the rank is unknown."""
         return tuple(self.stored[tensor].dims) if tensor in self.stored else super().shape(tensor)
+
+
+def has_pair_behind(site: NodeSite) -> bool:
+    """Tell whether a pair reads the result of `site`, or of a Relu or Clip behind it."""
+    readers = [reader for result in site.outputs for reader in result.outputs]
+    behind = [last for reader in readers if reader.op in CLIPPING for last in reader.outputs[0].outputs]
+    return any(reader.op == "QuantizeLinear" for reader in (*readers, *behind))
 
 
 def infer_types(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:

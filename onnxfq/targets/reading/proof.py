@@ -47,6 +47,8 @@ def make_check(
     units: Units,
     build: Callable[[CheckContext, BuildOptions], Built],
     fuses: Callable[[ExpectedPrecision], bool] = lambda promised: True,
+    *,
+    inlines: bool = True,
 ) -> Check:
     """Return the check of a Q/DQ model for a target, which raises the errors of `build`.
 
@@ -56,10 +58,12 @@ def make_check(
         units: operators beside products that the target runs in low precision between pairs, see `read`.
         build: opens the model in the runtime, for a check with options for a build.
         fuses: tells whether the target fuses a promised node with its pairs; others do not count.
+        inlines: whether the target takes local functions of a model; others stay for a rule.
     """
 
     def check(proto: onnx.ModelProto, source: str, options: BuildOptions | None) -> CheckResult:
-        reading = read(proto, units=units)
+        known = frozenset() if inlines else frozenset(one.name for one in proto.functions)
+        reading = read(proto, known, units)
         fused = replace(reading, promises=tuple(filter(fuses, reading.promises)))
         building = None if options is None else lambda given: build(given, options)
         return prove(fused, source, target, rules, building)

@@ -34,6 +34,9 @@ _BUFFERS = ("rotary_emb.inv_freq",)
 """Endings of tensors that graphs compute or hold themselves."""
 _CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "k_bias", "v_bias")
 """Endings of the scales of a cache of keys and values."""
+_ALIKE = 0.5
+"""Least cosine of a matrix and its rounded form, even in 2 bits; unrelated ones are near 0."""
+_UNLIKE = "a weight of the checkpoint unlike the graph's own, as of another model; the checkpoint's counts"
 _SPLIT = "another part of the matrix is in float"
 _RAISED = "the graph has the weight of a norm plus 1, and gets that of the checkpoint plus 1"
 
@@ -70,6 +73,7 @@ class GraphFilling:
         for place in places:
             if chosen[place.tensor]:
                 made = self._fill_place(place, chosen[place.tensor])
+                self._compare(place, made)
                 values[place.tensor] = self._tensor(place.tensor, made)
         norms = [(name, parts[0]) for name, parts in constants.items() if is_norm(name) and len(parts) == 1]
         self._raised = are_raised(
@@ -162,6 +166,13 @@ class GraphFilling:
         if len(whole) == len(layers):
             self.formats[place.tensor] = PlacedLayer.of(layer, place)
         return values.T if place.turned else values
+
+    def _compare(self, place: LinearPlace, values: NDArray[np.float32]) -> None:
+        """Note a matrix that is unlike the graph's own: of another model, or of another layer."""
+        own = tensor_array(self.model.constants[place.tensor]).astype(np.float32)
+        norms = float(np.linalg.norm(own)) * float(np.linalg.norm(values))
+        if norms and float(np.vdot(own, values)) < _ALIKE * norms:
+            self._why.setdefault(_UNLIKE, []).append(place.nodes[0])
 
     def _read(self, source: ModuleRows) -> Layer:
         if source.module in self.checkpoint.modules:

@@ -17,14 +17,16 @@ detailed layer, and `Profiler::exportJSONProfile` in the samples of TensorRT 11.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import pydantic
 
 from onnxfq.errors import DataError
-from onnxfq.support.records import read_content
-from onnxfq.targets.tensorrt.builder.layers import EngineLayer, EngineOperand
+from onnxfq.support.records import Count, ForeignRecord, parse, read_content
+from onnxfq.targets.tensorrt.builder.layers import EngineLayer, EngineOperand, node_names
 
 REMEDY = "give what `trtexec --exportLayerInfo --profilingVerbosity=detailed` or `layers.py` of handoff wrote"
 
@@ -43,9 +45,55 @@ _TYPES = {
 }
 """Type of the builder's log by what the exported text has; the first that fits counts."""
 
-_NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
-_WRAPPED = re.compile(r"^(?:PWN|Reformatting CopyNode.*)\((.*)\)$")
 _FOREIGN = "ForeignNode["
+
+_Time = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+_Axis = Annotated[int, pydantic.Field(strict=True, lt=1 << 31)]
+
+
+class _Tensor(ForeignRecord):
+    datatype: str | None = pydantic.Field(None, alias="Datatype")
+    form: str | None = pydantic.Field(
+        None, validation_alias=pydantic.AliasChoices("Format/Datatype", "Format")
+    )
+    dimensions: tuple[_Axis, ...] | None = pydantic.Field(None, alias="Dimensions", max_length=64)
+
+    @property
+    def is_open(self) -> bool:
+        return "N/A" in f"{self.datatype} {self.form}"
+
+
+class _Weights(ForeignRecord):
+    kind: str = pydantic.Field("", alias="Type")
+    count: Count = pydantic.Field(0, alias="Count", strict=True)
+
+
+class _Layer(ForeignRecord):
+    name: str = pydantic.Field(alias="Name")
+    kind: str = pydantic.Field(alias="LayerType")
+    inputs: tuple[_Tensor, ...] = pydantic.Field(alias="Inputs")
+    outputs: tuple[_Tensor, ...] = pydantic.Field(alias="Outputs")
+    constants: tuple[_Tensor, ...] | None = pydantic.Field(None, alias="Constants")
+    weights: _Weights | None = pydantic.Field(None, alias="Weights")
+    metadata: str | None = pydantic.Field(None, alias="Metadata")
+
+
+class _Engine(ForeignRecord):
+    layers: tuple[_Layer, ...] = pydantic.Field(alias="Layers", min_length=1)
+
+
+class _Row(ForeignRecord):
+    """A row of times: the number of runs, or a layer with its times in milliseconds."""
+
+    count: Count | None = None
+    name: str | None = None
+    total: _Time | None = pydantic.Field(None, alias="timeMs")
+    average: _Time | None = pydantic.Field(None, alias="averageMs")
+    median: _Time | None = pydantic.Field(None, alias="medianMs")
+
+
+class _Profile(ForeignRecord):
+    rows: tuple[_Row, ...]
 
 
 def describe_types(layer: EngineLayer) -> str:
@@ -58,26 +106,22 @@ def read_layers(path: str | Path) -> tuple[EngineLayer, ...]:
     """Return the layers of an exported file. Raises DataError in one line for any other file."""
     content = read_content(path, DataError)
     layers = content.get("Layers") if isinstance(content, dict) else None
-    if not isinstance(layers, list) or not layers:
-        raise DataError(f"{path} holds no layers of an engine: it has no list 'Layers'; {REMEDY}")
-    if all(isinstance(layer, str) for layer in layers):
+    if isinstance(layers, list) and layers and all(isinstance(layer, str) for layer in layers):
         raise DataError(
             f"{path} holds names of layers only, without types; build the engine with "
             "--profilingVerbosity=detailed"
         )
-    wrong = next((number for number, layer in enumerate(layers) if not _is_layer(layer)), None)
-    if wrong is not None:
+    try:
+        engine = parse(content, _Engine, DataError, str(path))
+    except DataError as fault:
+        raise DataError(f"{fault}: no layers of an engine; {REMEDY}") from None
+    unknown = [one.name for one in engine.layers for tensor in (*one.inputs, *one.outputs) if tensor.is_open]
+    if unknown:
         raise DataError(
-            f"{path} holds no layers of an engine: layer {wrong} has no Name, LayerType, Inputs and Outputs; "
-            f"{REMEDY}"
-        )
-    unknown = next((one["Name"] for one in layers if "N/A" in str([one["Inputs"], one["Outputs"]])), None)
-    if unknown is not None:
-        raise DataError(
-            f"{path} has no types of layer {unknown!r:.60}, because its shapes are open; {REMEDY}, which "
+            f"{path} has no types of layer {unknown[0]!r:.60}, because its shapes are open; {REMEDY}, which "
             "export them for the shapes of a run"
         )
-    return tuple(map(_read_layer, layers))
+    return tuple(map(_read_layer, engine.layers))
 
 
 def read_times(path: str | Path, layers: Sequence[str]) -> list[float | None]:
@@ -90,13 +134,15 @@ def read_times(path: str | Path, layers: Sequence[str]) -> list[float | None]:
     Raises DataError in one line for any other file, and for the profile of another engine.
     """
     content = read_content(path, DataError)
-    rows = [row for row in content if isinstance(row, dict)] if isinstance(content, list) else []
-    runs = next((row["count"] for row in rows if isinstance(row.get("count"), int)), 0)
+    rows = parse({"rows": content}, _Profile, DataError, str(path)).rows
+    runs = next((row.count for row in rows if row.count is not None), 0)
     times: dict[str, list[float]] = {}
     for row in rows:
-        ms = _milliseconds(row, runs)
-        if isinstance(row.get("name"), str) and ms is not None:
-            times.setdefault(row["name"], []).append(ms)
+        ms = next((ms for ms in (row.median, row.average) if ms is not None), None)
+        if ms is None and row.total is not None and runs:
+            ms = row.total / runs
+        if row.name is not None and ms is not None:
+            times.setdefault(row.name, []).append(ms)
     if not times:
         raise DataError(
             f"{path} holds no times of layers; give what `trtexec --dumpProfile --exportProfile` wrote"
@@ -109,51 +155,25 @@ def read_times(path: str | Path, layers: Sequence[str]) -> list[float | None]:
     return found
 
 
-def _milliseconds(row: Mapping[str, Any], runs: int) -> float | None:
-    known = [
-        row.get("medianMs"),
-        row.get("averageMs"),
-        row["timeMs"] / runs if runs and _is_time(row) else None,
-    ]
-    numbers = [value for value in known if isinstance(value, (int, float)) and 0 <= value < float("inf")]
-    return float(numbers[0]) if numbers else None
-
-
-def _is_time(row: Mapping[str, Any]) -> bool:
-    return isinstance(row.get("timeMs"), (int, float))
-
-
-def _is_layer(layer: Any) -> bool:
-    if not isinstance(layer, dict) or not all(
-        isinstance(layer.get(key), str) for key in ("Name", "LayerType")
-    ):
-        return False
-    return all(
-        isinstance(layer.get(key), list) and all(isinstance(one, dict) for one in layer[key])
-        for key in ("Inputs", "Outputs")
-    )
-
-
-def _read_layer(layer: Mapping[str, Any]) -> EngineLayer:
-    inputs = tuple(map(_read_tensor, layer["Inputs"]))
-    weights = layer.get("Weights")
+def _read_layer(layer: _Layer) -> EngineLayer:
+    inputs = tuple(map(_read_tensor, layer.inputs))
     added: tuple[EngineOperand, ...] = ()
-    constants = [_read_tensor(one) for one in layer.get("Constants", ()) if isinstance(one, dict)]
-    count = weights.get("Count") if isinstance(weights, dict) else None
-    if isinstance(weights, dict) and isinstance(count, int) and count > 0:
+    constants = [_read_tensor(one) for one in layer.constants or ()]
+    if layer.weights is not None and layer.weights.count:
         # An input that is added to the sums may have any type.
         inputs, added = inputs[:1], inputs[1:]
-        constants.append(EngineOperand(count, _read_type(str(weights.get("Type", "")))))
-    nodes = _read_nodes(layer["Name"], str(layer.get("Metadata") or ""))
-    outputs = tuple(map(_read_tensor, layer["Outputs"]))
-    return EngineLayer(layer["Name"], layer["LayerType"], inputs, tuple(constants), outputs, nodes, added)
+        constants.append(EngineOperand(layer.weights.count, _read_type(layer.weights.kind)))
+    nodes = _read_nodes(layer.name, layer.metadata or "")
+    outputs = tuple(map(_read_tensor, layer.outputs))
+    return EngineLayer(layer.name, layer.kind, inputs, tuple(constants), outputs, nodes, added)
 
 
-def _read_tensor(tensor: Mapping[str, Any]) -> EngineOperand:
-    text = tensor.get("Datatype") or tensor.get("Format/Datatype") or tensor.get("Format") or ""
-    sizes = tensor.get("Dimensions")
-    known = isinstance(sizes, list) and all(isinstance(size, int) and size >= 0 for size in sizes)
-    return EngineOperand(prod(sizes) if known and sizes is not None else None, _read_type(str(text)))
+def _read_tensor(tensor: _Tensor) -> EngineOperand:
+    sizes = tensor.dimensions
+    known = sizes is not None and all(size >= 0 for size in sizes)
+    return EngineOperand(
+        prod(sizes or ()) if known else None, _read_type(tensor.datatype or tensor.form or "")
+    )
 
 
 def _read_type(text: str) -> str:
@@ -162,12 +182,19 @@ def _read_type(text: str) -> str:
 
 
 def _read_nodes(name: str, metadata: str) -> tuple[str, ...]:
-    nodes = _NODE.findall(metadata)
-    if not nodes:
-        nodes = [_WRAPPED.sub(r"\1", part.strip()) for part in name.split(" + ")]
-        nodes = [end for node in nodes for end in _split_foreign(node)]
-    # Nodes of a body read `node | branch (then_branch) | if (If)`.
-    return tuple(dict.fromkeys(node.split(" | ")[0] for node in nodes))
+    nodes = node_names(metadata)
+    return tuple(
+        nodes or dict.fromkeys(end for part in name.split(" + ") for end in _split_layer(part.strip()))
+    )
+
+
+def _split_layer(name: str) -> list[str]:
+    """Return the nodes of one layer without metadata: what its name wraps, such as `PWN(name)`."""
+    if name.endswith(")") and name.startswith("PWN("):
+        name = name[len("PWN(") : -1]
+    elif name.endswith(")") and name.startswith("Reformatting CopyNode"):
+        name = name[name.rfind("(") + 1 : -1]
+    return [end.split(" | ")[0] for end in _split_foreign(name)]
 
 
 def _split_foreign(name: str) -> list[str]:

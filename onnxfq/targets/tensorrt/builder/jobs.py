@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import queue
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxfq.errors import RuntimeLibraryError
+from onnxfq.support.children import python_command, python_environment
 from onnxfq.support.records import join_lines
 from onnxfq.targets.profiles import Profile
 
@@ -96,7 +97,8 @@ class _Worker:
         self._requests.write(json.dumps(requests).encode())
         self._requests.seek(0)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "onnxfq.targets.tensorrt.builder.process"],
+            python_command("from onnxfq.targets.tensorrt.builder.process import main; main()"),
+            env=os.environ | python_environment(),
             stdin=self._requests,
             stdout=subprocess.PIPE,
             stderr=self._log,

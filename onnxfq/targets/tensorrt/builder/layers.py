@@ -25,7 +25,7 @@ _GLUE = frozenset({"signal", "wait", "kernel_marker", "shape_call", "memset", "c
 _HELPERS = ("kgen", "runtime_function")
 _LATE_GEMM = "runtime_fusion"
 _TENSOR = re.compile(r"\{ (.*?) \}")
-_NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
+_NODE = "[ONNX Layer: "
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,16 @@ def parse_layers(text: str) -> tuple[EngineLayer, ...]:
         found = re.match(r"Name: (.*?), LayerType: ([^,]+)", line)
         if found is None:
             break
-        # Nodes of a body read `node | branch (then_branch) | if (If)`.
-        nodes = tuple(name.split(" | ")[0] for name in _NODE.findall(line))
+        nodes = node_names(line)
         inputs, constants, outputs = (_operands(line, name) for name in ("Inputs", "Constants", "Outputs"))
         layers.append(EngineLayer(found[1], found[2], inputs, constants, outputs, nodes))
     return tuple(layers)
+
+
+def node_names(text: str) -> tuple[str, ...]:
+    """Return the ONNX nodes that a listing names, each once; of `node | branch (if)` in a body the node."""
+    ends = [part.partition("]") for part in text.split(_NODE)[1:]]
+    return tuple(dict.fromkeys(name.split(" | ")[0] for name, closed, _ in ends if closed))
 
 
 def verdict(layers: Sequence[EngineLayer], node: str, is_sum: bool = False) -> Verdict:

@@ -1,6 +1,6 @@
 """Builder process of TensorRT for RTX, isolated so that a crash ends nothing else.
 
-`builder.build` runs it with `python -m`; it is the only importer of tensorrt_rtx. It reads a JSON list of
+`builder.build` runs its `main`; it is the only importer of tensorrt_rtx. It reads a JSON list of
 jobs from standard input and writes a JSON line for each to standard output, in order.
 """
 
@@ -83,7 +83,3 @@ def main() -> None:
     for job in jobs:
         results.write(json.dumps(build(job)) + "\n")
         results.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,137 @@
+"""Native libraries on files of anyone: a panic, endless memory and endless time end in one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, NoReturn, TypeVar
+
+from onnxfq.errors import OnnxfqError, join_lines
+from onnxfq.support.interrupts import ENDING, end_with
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SECONDS = 60.0
+"""Longest time for one result."""
+MEMORY = 1 << 30
+"""Most bytes that the work may allocate."""
+
+
+def run_confined(
+    work: Callable[[], Iterable[T]], error: type[OnnxfqError], what: str, remedy: str
+) -> Iterator[T]:
+    """Yield what `work` yields, in a process of its own with bounds on time and memory; here without fork.
+
+    Args:
+        work: yields what can be pickled.
+        error: class of the error for whatever ends the work, also for a panic, which is no Exception.
+        what: names the work in it, such as "the tokenizer x".
+        remedy: of the error.
+
+    Raises errors of this package as `work` raises them, and `error` in one line for all others.
+    """
+    for value, fault in _run_apart(work) if hasattr(os, "fork") else _run(work):
+        if isinstance(fault, OnnxfqError):
+            raise fault
+        if fault is not None:
+            raise error(f"{what}: {join_lines(fault)[:200]}; {remedy}")
+        yield value
+
+
+Results = Iterator[tuple[T, OnnxfqError | str | None]]
+"""Results, each without a fault, and at most one fault at the end."""
+
+
+def _run(work: Callable[[], Iterable[T]]) -> Results[T]:
+    try:
+        for value in work():
+            yield value, None
+    except GeneratorExit:
+        raise
+    except OnnxfqError as fault:
+        yield None, fault  # type: ignore[misc]
+    except BaseException as fault:  # Rust's panic has another base
+        yield None, f"{type(fault).__name__}: {fault}"  # type: ignore[misc]
+
+
+def _run_apart(work: Callable[[], Iterable[T]]) -> Results[T]:
+    (reader, writer), parent = Pipe(duplex=False), os.getpid()
+    with tempfile.TemporaryFile() as printed, reader:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads of other libraries stay behind
+            child = os.fork()
+        if child == 0:
+            _be_child(work, writer, printed, parent)
+        writer.close()
+        try:
+            while reader.poll(SECONDS):
+                result = reader.recv()
+                if result is None:
+                    return
+                if isinstance(result, str):
+                    log.warning("%s", result)
+                else:
+                    yield result
+            yield None, f"it takes more than {SECONDS:.0f} s"  # type: ignore[misc]
+        except EOFError:
+            yield None, _describe_end(printed)  # type: ignore[misc]
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+class _SentNotes(logging.Handler):
+    """Handler that hands notes on to the process that waits."""
+
+    def __init__(self, writer: Connection) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._writer.send(record.getMessage())
+
+
+def _be_child(
+    work: Callable[[], Iterable[T]], writer: Connection, printed: IO[bytes], parent: int
+) -> NoReturn:
+    """Do the work and end; the standard error, where libraries print their panics, is `printed`."""
+    try:
+        end_with(parent)
+        for number in ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(printed.fileno(), 2)
+        logger = logging.getLogger("onnxfq")
+        logger.handlers[:], logger.propagate = [_SentNotes(writer)], False
+        _limit_data()
+        for result in _run(work):
+            writer.send(result)
+        writer.send(None)
+    finally:
+        os._exit(0)
+
+
+def _limit_data() -> None:
+    import resource  # POSIX only
+
+    status = Path("/proc/self/status")
+    lines = status.read_text("ascii").splitlines() if status.exists() else []
+    used = next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmData")), 0)
+    now, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = used + MEMORY if now == resource.RLIM_INFINITY else min(now, used + MEMORY)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def _describe_end(printed: IO[bytes]) -> str:
+    """Return how a process ended that sent no end: what it printed last, as of memory that is short."""
+    printed.seek(0)
+    last = printed.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return f"its library ended the process ({last[:150] or 'by a signal'})"
