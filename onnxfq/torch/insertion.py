@@ -16,7 +16,7 @@ from onnxfq.torch.batchnorm import NORMS, fold, is_foldable
 from onnxfq.torch.calls import OUTPUTS, TABLE, CallPlace, Function, Outer, Planned, name_of
 from onnxfq.torch.layers import SUFFIX, Swapped, swap
 from onnxfq.torch.module_names import QuantizerHolder
-from onnxfq.torch.module_plan import ModulePlan, PlacedQuantizer
+from onnxfq.torch.module_plan import ModulePlan
 from onnxfq.torch.observers import Fixed
 from onnxfq.torch.quantizer import FakeQuantize
 
@@ -76,7 +76,7 @@ def insert(
             masked = asked.spec.granularity == PER_TENSOR and not masks.isdisjoint(one.tensors)
             quantizer = _quantizer(asked, masked, settings).to(device)
             quantizer.masked = (planned.masked, one.tensors) if masked else None
-            quantizer.may_be_unused = _may_be_unused(one)
+            quantizer.may_be_unused = one.holders[0].name in ("key", "value")  # they may be the queries
             vars(quantizer)[_PLACED] = asked.spec, asked.calibrator
             quantizer.train(model.get_submodule(one.holders[0].path).training)
             added.append(quantizer)
@@ -102,11 +102,6 @@ def insert(
     for module in list(_bystanders(model, tables, counts)):
         swap(module, {})
     return added
-
-
-def _may_be_unused(one: PlacedQuantizer) -> bool:
-    """Tell whether a quantizer may see nothing, such as that of keys that are queries."""
-    return one.holders[0].name in ("key", "value")
 
 
 def _make_table(
