@@ -161,9 +161,11 @@ def _least(seen: TensorStatistics, distance: float, limit: float) -> float | Non
 
 def find_masked_scores(index: GraphIndex) -> MaskedScores:
     """Return the tensors of a graph that Softmax alone reads."""
-    found, alone = MaskedScores(), _Readers(index)
-    inputs = (node.input[0] for node in index.nodes if node.op_type == "Softmax")
-    found.scores = [name for name in dict.fromkeys(inputs) if alone.lead_to_softmax(name)]
+    inputs = dict.fromkeys(node.input[0] for node in index.nodes if node.op_type == "Softmax")
+    found, alone = MaskedScores(), _Readers(index) if inputs else None
+    if alone is None:
+        return found
+    found.scores = [name for name in inputs if alone.are_softmax(name)]
     waiting = list(found.scores)
     while waiting:
         name = waiting.pop()
@@ -179,29 +181,29 @@ def find_masked_scores(index: GraphIndex) -> MaskedScores:
         for made, operators in ((found.kept, _KEEPING), (found.summed, _ADDING)):
             if maker is not None and maker.op_type in operators and name not in made:
                 parts = maker.input[operators[maker.op_type]]
-                made[name] = [one for one in parts if alone.lead_to_softmax(one)]
+                made[name] = [one for one in parts if alone.are_softmax(one)]
                 waiting += made[name]
     return found
 
 
 class _Readers:
+    """Readers of the tensors of a graph, and whether every way from them leads to a Softmax."""
+
     def __init__(self, index: GraphIndex) -> None:
         self._index = index
-        self._alone: dict[str, bool] = {}
+        self._leading: set[int] = set()
+        for node in reversed(index.nodes):  # readers stand behind what they read
+            ends = node.op_type in SIZES | {"Softmax"}
+            if ends or (node.op_type in _PASSED and all(self.are_softmax(one) for one in node.output if one)):
+                self._leading.add(id(node))
 
-    def lead_to_softmax(self, name: str) -> bool:
+    def are_softmax(self, name: str) -> bool:
         """Tell whether every way from a tensor leads to a Softmax."""
         index = self._index
-        if name not in self._alone:
-            readers = index.readers.get(name, [])
-            open_ended = not readers or name in index.outputs or name in index.captured
-            self._alone[name] = not open_ended and all(self._leads(node, name) for node in readers)
-        return self._alone[name]
-
-    def _leads(self, node: onnx.NodeProto, name: str) -> bool:
-        if node.op_type in SIZES | {"Softmax"}:
-            return True
-        part = _PASSED.get(node.op_type)
-        if part is None or name not in node.input[part]:
+        readers = index.readers.get(name, [])
+        if not readers or name in index.outputs or name in index.captured:
             return False
-        return all(self.lead_to_softmax(one) for one in node.output if one)
+        return all(id(node) in self._leading and self._is_passed(node, name) for node in readers)
+
+    def _is_passed(self, node: onnx.NodeProto, name: str) -> bool:
+        return node.op_type not in _PASSED or name in node.input[_PASSED[node.op_type]]

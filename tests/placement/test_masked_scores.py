@@ -9,6 +9,7 @@ from builders import build, weights
 from onnxruntime import InferenceSession
 
 import onnxfq
+from onnxfq.graph.index import GraphIndex
 from onnxfq.placement.masked_scores import find_masked_scores
 
 HEAD = """g (float[N,6,16] x, {mask}) => (float[N,6,16] y) {{
@@ -82,3 +83,14 @@ def test_tensors_that_softmax_alone_reads() -> None:
     assert find_masked_scores(onnxfq.load(proto).index).tensors == {"scores", "s", "m"}
     proto.graph.output.append(onnx.helper.make_tensor_value_info("s", 1, ["N", 6, 6]))
     assert find_masked_scores(onnxfq.load(proto).index).tensors == {"scores", "m"}
+
+
+def test_long_chains_end() -> None:
+    """A tensor beside a Softmax may be read along a hundred thousand sums."""
+    count = 100_000
+    nodes = [onnx.helper.make_node("Softmax", ["s"], ["p"]), onnx.helper.make_node("Add", ["s", "s"], ["t0"])]
+    nodes += [onnx.helper.make_node("Add", [f"t{at}", "x"], [f"t{at + 1}"]) for at in range(count)]
+    nodes.insert(0, onnx.helper.make_node("Add", ["x", "x"], ["s"]))
+    values = [onnx.helper.make_tensor_value_info(name, 1, [4]) for name in ("x", "p", f"t{count}")]
+    index = GraphIndex(onnx.helper.make_graph(nodes, "g", values[:1], values[1:]))
+    assert find_masked_scores(index).tensors == set()
