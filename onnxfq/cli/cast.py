@@ -30,7 +30,7 @@ def cast(
 ) -> None:
     """All of --data is observed: what overflows, or loses too many digits, stays in float32 with its reason.
 
-    Without --data rules alone decide, and nothing is compared. Exits as `check` does.
+    Without --data rules decide, and inputs drawn at random; nothing is compared. Exits as `check` does.
     """
     from onnxfq.documents.cast_plan import FloatOptions
     from onnxfq.report.conversion import cast_summary

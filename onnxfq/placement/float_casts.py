@@ -35,7 +35,7 @@ from onnxfq.graph.patterns.whole_numbers import find_whole_numbers
 from onnxfq.graph.queries import half_slots
 from onnxfq.numerics.float_types import HALF_TYPES, FloatInfo
 from onnxfq.numerics.qtypes import QTYPES
-from onnxfq.placement.half_range import masks, unfit, unfit_constant
+from onnxfq.placement.half_range import find_overflow, masks, unfit, unfit_constant
 from onnxfq.placement.magnified import explain_magnified
 from onnxfq.support.reasons import Reason
 
@@ -93,6 +93,7 @@ def plan_floats(
     options: FloatOptions,
     rule: CastRule = no_rule,
     cast_free: CastFreeRule = take_casts,
+    drawn: Mapping[str, TensorStatistics] | None = None,
 ) -> FloatPlan:
     """Choose the float type of each node of a Q/DQ model.
 
@@ -104,10 +105,14 @@ def plan_floats(
         rule: rule of the target, applied before the rules for all targets.
         cast_free: rule of the target on Casts in front of float32 nodes. What computes the input of such a
             node stays in float32 too.
+        drawn: statistics of inputs that were drawn at random, which show only what overflows with any data.
     """
     half, statistics = HALF_TYPES[options.name], observed or {}
     graph = _Graph(proto, half, rule)
     tensors = _unfit_tensors(graph, statistics)
+    for name, found in (drawn or {}).items():
+        why = find_overflow(found, half)
+        tensors |= {name: f"{why}, with inputs drawn at random"} if why else {}
     sources = _find_cast_free(graph, cast_free)
     if options.io:
         inputs = {value.name for value in proto.graph.input}

@@ -21,12 +21,18 @@ FEWEST_DB = 50.0
 
 def unfit(found: TensorStatistics, half: FloatInfo) -> str:
     """Return why the values of `found` do not fit in `half`, with their range; empty if they fit."""
-    real = _real(found)
+    real, (low, high) = _real(found), found.edges()
+    lost = _describe_loss(np.abs((low + high) / 2)[real], found.counts[real], half)
+    return find_overflow(found, half) or lost
+
+
+def find_overflow(found: TensorStatistics, half: FloatInfo) -> str:
+    """Return the range of `found` if `half` does not hold it, or almost; empty if it does."""
     low, high = found.edges()
-    far = float(np.maximum(np.abs(low), np.abs(high))[real].max(initial=0.0))
-    if far * MARGIN > half.largest:
-        return f"its values go from {found.rmin:.6g} to {found.rmax:.6g}, {_limit(far, half)}"
-    return _describe_loss(np.abs((low + high) / 2)[real], found.counts[real], half)
+    far = float(np.maximum(np.abs(low), np.abs(high))[_real(found)].max(initial=0.0))
+    if far * MARGIN <= half.largest:
+        return ""
+    return f"its values go from {found.rmin:.6g} to {found.rmax:.6g}, {_limit(far, half)}"
 
 
 def masks(found: TensorStatistics, half: FloatInfo) -> bool:

@@ -100,18 +100,21 @@ def decide_floats(
     feeds: Iterable[Feed] | None,
     options: FloatOptions,
     observing: ObserveOptions | None = None,
+    drawn: Iterable[Feed] | None = None,
 ) -> FloatPlan:
     """Observe every float32 tensor of `model` over `feeds` and decide which nodes of `qdq` stay in float32.
 
     The target named in the metadata of `qdq` may keep more nodes in float32. None in place of feeds decides
-    by the rules that need no values. Raises DataError for no feeds: only data show whether a tensor fits.
+    by the rules that need no values, and by what overflows with the feeds `drawn`. Raises DataError for no
+    feeds: only data show whether a tensor fits.
     """
     ranges = None if feeds is None else _observe_floats(model, feeds, options, observing)
+    random = None if drawn is None else _observe_floats(model, drawn, options, observing)
     target = find_target(qdq)
     if not target:
-        return plan_floats(qdq, ranges, options)
+        return plan_floats(qdq, ranges, options, drawn=random)
     rules = target_by_name(target)
-    return plan_floats(qdq, ranges, options, rules.keeps_float32, rules.cast_free)
+    return plan_floats(qdq, ranges, options, rules.keeps_float32, rules.cast_free, random)
 
 
 def _observe_floats(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -15,7 +16,7 @@ from onnxfq.data import Data
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Skipped
 from onnxfq.documents.scores import Evaluation
-from onnxfq.errors import DataError, ModelError
+from onnxfq.errors import DataError, ModelError, OnnxfqError, join_lines
 from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.external.scratch_file import Scratch, weights_stored_in
 from onnxfq.graph.index import GraphIndex
@@ -35,11 +36,15 @@ from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
 from onnxfq.stages.write import write_model
 from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.profiles import draw_feed, profiles
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import DEFAULT_TARGET, target_by_name
 from onnxfq.tools.check import check
 
 FP16 = FloatOptions("fp16")
+
+_DRAWN = 4
+"""Feeds that show without data what overflows."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ def cast(
     Args:
         model: a float model, or one with Q/DQ pairs, whose float part is cast: a path or a ModelProto.
         data: every float tensor is observed on all of it, and the result is compared with the model on some
-            of it. Without data operators whose results may overflow stay in float32.
+            of it. Without data operators whose results may overflow stay in float32, and what overflows with
+            inputs drawn from a fixed seed.
         output: where to write the result; None writes nothing.
         floats: the type, and whether inputs and outputs are cast too.
         overflow: type of nodes whose values float16 does not hold: fp32 or bf16, where ONNX has the operator.
@@ -101,7 +107,7 @@ def cast(
     inputs = open_inputs(model, data, recipe, options, output=output)
     with weights_stored_in(inputs.scratch):
         ready, note = _prepare(inputs, floats, overflow)
-        kept = decide_floats(inputs.model, ready, inputs.feeds, floats, options.observing)
+        kept, told = _decide(inputs, ready, floats, options)
         half, wider = _cast_both(ready, kept, overflow)
         plain = kept.model_copy(update={"io": False})
         comparable = _cast_both(ready, plain, overflow)[0] if kept.io else half
@@ -122,9 +128,25 @@ def cast(
         casts=_count_casts(half) - _count_casts(ready),
         check=_check(half, inputs.model.source),
         evaluation=evaluation,
-        notes=(*inputs.model.notes, *([note] if note else [])),
+        notes=(*inputs.model.notes, *filter(None, (note, told))),
         scratch=inputs.scratch,
     )
+
+
+def _decide(
+    inputs: QuantizeSession, ready: onnx.ModelProto, floats: FloatOptions, options: RunOptions
+) -> tuple[FloatPlan, str]:
+    """Return what stays in float32, and a note without data."""
+    decide = partial(decide_floats, inputs.model, ready, inputs.feeds, floats, options.observing)
+    if inputs.feeds is not None:
+        return decide(), ""
+    what = "no data: float32 keeps what overflows with inputs drawn at random; give data for what yours have"
+    proto = inputs.model.proto
+    try:
+        drawn = [draw_feed(proto, profiles(proto, {}), seed) for seed in range(_DRAWN)]
+        return decide(drawn), what
+    except OnnxfqError as fault:  # inputs may depend on each other in ways that no shape tells
+        return decide(), f"no data, and inputs drawn at random do not run ({join_lines(fault)}); give data"
 
 
 def _refuse_types(floats: FloatOptions, overflow: FloatName) -> None:

@@ -18,6 +18,7 @@ from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.normalize.shapes import add_shapes
+from onnxfq.targets.profiles import draw_feed, profiles
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.cast import Casting, cast
@@ -164,6 +165,40 @@ def test_rules_without_data() -> None:
     observed = {node.name for node in cast(risky(), feeds).floats.nodes}
     assert "exp" not in observed and "mean" in observed
     assert "exp" not in {node.name for node in cast(risky(), floats=BF16).floats.nodes}
+
+
+def test_what_overflows_without_data() -> None:
+    """Inputs drawn at random show it; the file is then finite in ONNX Runtime where float16 alone is not."""
+    result = cast(loud())
+    kept = {node.name: node.why for node in result.floats.nodes}
+    assert kept.keys() == {"loud", "calm"} and "drawn at random" in kept["loud"]
+    assert sum("drawn at random" in note for note in result.notes) == 1
+    session = onnxruntime.InferenceSession(result.half.SerializeToString())
+    assert np.isfinite(session.run(None, eights()[0])[0]).all()
+    assert not cast(loud(10)).floats.nodes
+
+
+def test_drawn_integers_lie_in_their_tables() -> None:
+    """Numbers of tokens index both tables, and a mask hides nothing."""
+    proto = build(
+        """g (int64[N,6] ids, int64[N,6] attention_mask) => (float[N,6,4] y) {
+            long = Gather (words, ids) flat = Unsqueeze (ids, last) back = Squeeze (flat, last)
+            short = Gather (kinds, back) a = Add (long, short) m = Cast <to = 1> (attention_mask)
+            n = Unsqueeze (m, last) y = Div (a, n) }""",
+        {"words": 1e5 * weights(500, 4), "kinds": weights(3, 4), "last": np.asarray([-1], np.int64)},
+    )
+    feed = draw_feed(proto, profiles(proto, {}))
+    assert {*np.unique(feed["ids"])} == {0, 1, 2} and (feed["attention_mask"] == 1).all()
+    overflown = [node for node in cast(proto).floats.nodes if node.op_type in ("Add", "Div")]
+    assert len(overflown) == 2
+
+
+def test_inputs_that_do_not_run_are_told() -> None:
+    """Sizes that must agree and do not say so leave the decision to the rules."""
+    proto = build("g (float[N,8] x, float[M,9] z) => (float[K,8] y) { y = Add (x, z) }")
+    result = cast(proto)
+    assert not result.floats.nodes
+    assert "inputs drawn at random do not run" in result.notes[-1] and "\n" not in result.notes[-1]
 
 
 def test_casts_are_counted() -> None:
