@@ -158,6 +158,10 @@ class QuantizerToggles:
             for tensors in members.values()
         ]
 
+    def single(self, tensors: Iterable[str]) -> list[LayerGroup]:
+        """Return a group for each tensor alone."""
+        return [LayerGroup((tensor,), (), (self._switches[tensor],)) for tensor in tensors]
+
     def named(self, group: LayerGroup) -> LayerGroup:
         """Return a group; with the nodes that make its tensors if none reads them, as of outputs."""
         makers = {} if group.nodes else GraphIndex.of_model(self.proto).makers

@@ -24,7 +24,8 @@ from onnxfq.numerics.windows import WINDOW
 from onnxfq.remedies.runtime_cure import cure_promised
 from onnxfq.remedies.runtime_proof import RuntimeModel, open_in_runtime
 from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
-from onnxfq.remedies.widen_activations import describe, explain_fixed_formats, tell_price, widen
+from onnxfq.remedies.widen_activations import explain_fixed_formats
+from onnxfq.remedies.widen_sums import list_wider
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import target_by_name
 
@@ -207,12 +208,12 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         best = PromiseProof(chosen, f"{chosen:.4g} on the samples that choose,")
     if best.value >= aim.wanted:
         return Refusal(f"{best.text} {aim.measure} without it", is_needed=False)
-    if not explain_fixed_formats(candidate, judge):
-        made = widen(candidate)
-        proof = _prove(aim, judge, made, None, open_in_runtime(made, judge))
+    for wider in () if explain_fixed_formats(candidate, judge) else list_wider(candidate, judge):
+        proof = _prove(aim, judge, wider.candidate, None, open_in_runtime(wider.candidate, judge))
         if proof.value >= aim.wanted:
-            text = f"{describe(candidate)}: {proven.text} -> {proof.text} {aim.measure}"
-            return Proposal(made, [text], price=tell_price(candidate))
+            return wider._replace(
+                details=[f"{wider.details[0]}: {proven.text} -> {proof.text} {aim.measure}"]
+            )
         best = max(best, proof)
     if target.fallback == target_by_name(candidate.recipe.target).wide:
         raise RecipeError(

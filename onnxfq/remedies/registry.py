@@ -16,6 +16,7 @@ from onnxfq.remedies.mixed_precision import PROTECT, keep_target
 from onnxfq.remedies.rounding_search import ROUNDING
 from onnxfq.remedies.sample_search import SAMPLES
 from onnxfq.remedies.widen_activations import WIDEN
+from onnxfq.remedies.widen_sums import WIDEN_SUMS
 
 REMEDIES: tuple[Remedy, ...] = (
     SAMPLES,
@@ -24,6 +25,7 @@ REMEDIES: tuple[Remedy, ...] = (
     CENTER,
     ROUNDING,
     SMOOTH,
+    WIDEN_SUMS,
     WIDEN,
     PROTECT,
 )

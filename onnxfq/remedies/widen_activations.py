@@ -14,8 +14,13 @@ from onnxfq.targets.target import target_by_name
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why activations keep their format; empty if outputs are low, or if the fallback names it."""
-    is_asked = _find_asked(judge) == _find_wide(candidate)
-    return explain_fixed_formats(candidate, judge) or ("" if is_asked else judge.explain_sound(candidate))
+    fixed = explain_fixed_formats(candidate, judge)
+    return fixed or ("" if asks_for_all(candidate, judge) else judge.explain_sound(candidate))
+
+
+def asks_for_all(candidate: Candidate, judge: Judge) -> bool:
+    """Tell whether the wide format was named without a promise, which fewer tensors may keep."""
+    return judge.accuracy is None and judge.wide == _find_wide(candidate)
 
 
 def explain_fixed_formats(candidate: Candidate, judge: Judge) -> str:
@@ -26,7 +31,7 @@ def explain_fixed_formats(candidate: Candidate, judge: Judge) -> str:
         return "layers in float stay on the hardware"
     if scheme is None or scheme.qtype.bits >= qtype_by_name(wide).bits:
         return "no activation has fewer bits"
-    if any(override.activations for override in recipe.overrides):
+    if any((override.activations or {}) not in ({}, {"qtype": wide}) for override in recipe.overrides):
         return "the recipe names the formats of some layers"
     if judge.sources.encodings is not None:
         return "encodings of another tool are used as they are"

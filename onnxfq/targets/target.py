@@ -158,6 +158,7 @@ class Target:
         hardware: its GPUs by name; None for a target without them.
         wide: number format that repair gives to all activations at once, since a layer in float leaves the
             hardware; empty for none.
+        mixing: operators that take operands and results of this format and of a narrower one together.
     """
 
     name: str
@@ -186,6 +187,7 @@ class Target:
     capabilities: Mapping[str, int] = field(default_factory=dict)
     hardware: Hardware | None = None
     wide: str = ""
+    mixing: frozenset[str] = frozenset()
 
 
 Part = TypeVar("Part")

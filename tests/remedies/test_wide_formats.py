@@ -171,3 +171,41 @@ def test_what_widens_nothing() -> None:
         assert result.trial("widened").why == why
     with pytest.raises(RecipeError, match="all activations take uint16 or none; ask for less"):
         run_on_htp(min_sqnr=90.0, fallback=WIDE)
+
+
+def stream() -> onnx.ModelProto:
+    """A sum in which one channel is 30 times the others and counts for nothing, between products."""
+    grow, keep = np.ones(8, np.float32), np.ones(8, np.float32)
+    grow[0], keep[0] = 30, 0
+    return build(
+        """g (float[N,8] x) => (float[N,4] y) {
+            [first] a = MatMul (x, v)
+            [grow] t = Mul (a, grow)
+            [sum] s = Add (t, a)
+            [keep] m = Mul (s, keep)
+            [last] y = MatMul (m, w) }""",
+        {"v": np.eye(8, dtype=np.float32), "grow": grow, "keep": keep, "w": np.sign(weights(8, 4))},
+    )
+
+
+@pytest.mark.parametrize("words", [{}, {"min_sqnr": 20.0}, {"min_sqnr": 20.0, "fallback": WIDE}])
+def test_sums_widen_before_all(words: dict[str, object]) -> None:
+    """Two tensors in 16 bits are enough, and all others keep 8."""
+    data = {"x": np.random.default_rng(0).uniform(-1, 1, (256, 8)).astype(np.float32)}
+    plain, result = (
+        quantize(stream(), data, recipe="qnn-int8", accuracy=AccuracyTarget(**one))
+        for one in ({"repair": None}, words)
+    )
+    assert {p.tensor for p in result.plan.activations if p.spec.qtype.name == WIDE} == {"s", "t"}
+    before, after = (one.evaluation.candidates[0].lowest_db for one in (plain, result))
+    assert before < 20 and after > 28
+    trial = next(one for one in result.trials if one.is_kept)
+    assert trial.remedy in ("sums widened", "promised") and trial.cost == "2 tensors in uint16"
+
+
+def test_what_has_no_such_sum() -> None:
+    """A tensor that a product makes or reads is none: it has one format for both operands."""
+    trial = run_on_htp().trial("sums widened")
+    assert not trial.is_kept and "no tensor lies between" in trial.why
+    asked = run_on_htp(fallback=WIDE).trial("sums widened")
+    assert asked.why == "all activations take the wide format at once"

@@ -24,6 +24,7 @@ from qnn_networks import NETWORKS, detector, mlp, residual, transformer
 
 import onnxfq
 from onnxfq.cli.main import main
+from onnxfq.documents.override import Override
 from onnxfq.errors import RecipeError, RuntimeLibraryError, StatisticsError
 from onnxfq.graph.ops import MOVES
 from onnxfq.runtime.optimized_graph import assign_nodes
@@ -31,7 +32,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.plan import observation_plan
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.qnn import build as qnn_build
-from onnxfq.targets.qnn.operators import EIGHT_BITS, OPERATORS, TABLE_FILE
+from onnxfq.targets.qnn.operators import EIGHT_BITS, MIXING, OPERATORS, TABLE_FILE
 from onnxfq.targets.target import BuildOptions, prepare_model
 
 ROOT = Path(__file__).parents[2]
@@ -623,6 +624,38 @@ def test_second_operands_of_the_htp(second: type, as_meant: bool) -> None:
     got, want = qnn_build.open_model(proto)(feed)["y"], Session(proto, 1, exact=True).run(feed)[0]
     far_db = -10 * np.log10(np.sum((got - want) ** 2) / np.sum(want**2))
     assert far_db > 60 if as_meant else far_db < 45
+
+
+BETWEEN = {
+    "Add": "b = Add (a, c)",
+    "Sub": "b = Sub (a, c)",
+    "Mul": "b = Mul (a, c)",
+    "LayerNormalization": "b = LayerNormalization <axis = -1> (a, c, h)",
+    "ReduceMean": "b = ReduceMean <axes = [-1]> (a)",
+    "Sigmoid": "b = Sigmoid (a)",
+    "Softmax": "b = Softmax <axis = -1> (a)",
+}
+
+
+@pytest.mark.parametrize("wide", ["a", "b"])
+@pytest.mark.parametrize("op", sorted(MIXING))
+def test_operators_between_two_formats(op: str, wide: str, tmp_path: Path) -> None:
+    """The emulated HTP runs each with 8 bits on one side and 16 on the other, as the pairs mean it."""
+    pytest.importorskip("onnxruntime_qnn", reason="onnxruntime-qnn is not installed")
+    values = {name: weights(16, seed=at) for at, name in enumerate("cdeh") if name in f"ed{BETWEEN[op][4:]}"}
+    text = f"g (float[2,6,16] x) => (float[2,6,N] y) {{ a = Mul (x, d) {BETWEEN[op]} y = Add (b, e) }}"
+    wider = Override(tensors=(wide,), activations={"qtype": "uint16"})
+    recipe = onnxfq.load_recipe("qnn-int8").with_overrides([wider])
+    feeds = [{"x": weights(2, 6, 16, seed=at)} for at in range(6)]
+    path, quiet = tmp_path / "q.onnx", onnxfq.AccuracyTarget(repair=None)
+    onnxfq.quantize(build(text, values), feeds, path, recipe=recipe, accuracy=quiet)
+    result = onnxfq.check(path, "qnn", build=BuildOptions())
+    assert result.passed and not result.findings, result.table()
+    meant, run = Session(onnx.load(path), 1, exact=True), qnn_build.open_model(path)
+    want, got = (
+        np.stack(rows) for rows in zip(*((meant.run(f)[0], run(f)["y"]) for f in feeds), strict=True)
+    )
+    assert np.sum((got - want) ** 2) < np.sum(want**2) / 10**3.5  # a step of the result is 1/255 of its range
 
 
 def test_the_table_of_the_htp() -> None:

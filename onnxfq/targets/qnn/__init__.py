@@ -12,6 +12,7 @@ from onnxfq.targets.qnn.build import name_release, open_model
 from onnxfq.targets.qnn.check import check_model
 from onnxfq.targets.qnn.fuse_gelus import fuse_gelus
 from onnxfq.targets.qnn.fuse_norms import fuse_norms
+from onnxfq.targets.qnn.operators import MIXING
 from onnxfq.targets.qnn.policy import POLICY
 from onnxfq.targets.qnn.recipes import RECIPES
 from onnxfq.targets.target import Target
@@ -29,4 +30,5 @@ QNN = Target(
         store_turned(fuse_gelus(fuse_norms(write_products(fold_batch_norm(model)))))
     ),
     wide="uint16",
+    mixing=MIXING,
 )

@@ -42,6 +42,9 @@ _FORMS = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
 EIGHT_BITS = frozenset(op for op, found in _FORMS.items() if (found["8"], found["16"]) == ("htp", "fails"))
 """Operators that the HTP has in 8 bits alone: with 16 the whole session fails."""
 
+MIXING = frozenset({"Add", "LayerNormalization", "Mul", "ReduceMean", "Sigmoid", "Softmax", "Sub"})
+"""Operators that the HTP has in 8 and 16 bits at once, with the right numbers; Gelu ends the session."""
+
 ABSORBED = frozenset({"Clip", "Relu"})
 """Operators that vanish in front of a pair whose range does their work."""
 
