@@ -419,7 +419,7 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stack_in_front_of_a_pair() -> None:
     """The rule on stacks of matrices goes when OpenVINO multiplies them as the pairs mean."""
-    text = "h = MatMul (x, w) r = Relu (h) y = MatMul (r, v)"
+    text = "p = Relu (x) h = MatMul (p, w) r = Relu (h) y = MatMul (r, v)"
     stacks = {"w": weights(4, 32, 32), "v": weights(4, 32, 32, seed=1)}
     proto = build(f"g (float[4,8,32] x) => (float[4,8,32] y) {{ {text} }}", stacks)
     feed = {"x": np.random.default_rng(0).normal(size=(4, 8, 32)).astype(np.float32)}

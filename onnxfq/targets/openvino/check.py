@@ -14,11 +14,10 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.openvino.build import build_model
 from onnxfq.targets.openvino.operators import OPERATORS
 from onnxfq.targets.openvino.other_values import lost_scales, signed_concats
-from onnxfq.targets.openvino.policy import ALONE, FLOAT, LIMITS, ZERO_POINT
+from onnxfq.targets.openvino.policy import ALONE, FLOAT, LIMITS, STACKS, ZERO_POINT
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
-from onnxfq.targets.reading.node_sites import has_pair_behind
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.session_forms import check_forms
@@ -64,14 +63,14 @@ def shared_zero_points(reading: CheckContext) -> Iterator[Finding]:
 
 
 def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
-    """Report a product of stacked matrices with scales by channel in front of a pair: it computes garbage."""
+    """Report stacked matrices with scales by channel beside an operand without a zero point: garbage."""
     for promised, operand, q in reading.weights():
-        values, scale = reading.index.value(q.data), reading.index.value(q.site.input(1))
-        is_stack = promised.site.op == "MatMul" and values is not None and values.ndim > 2
-        if is_stack and scale is not None and scale.size > 1 and has_pair_behind(promised.site):
+        is_stack = promised.site.op == "MatMul" and q.shape is not None and len(q.shape) > 2
+        pairs = [one.pair for one in promised.activations if one.pair is not None]
+        is_plain = any(pair.zero_point is None or not np.any(pair.zero_point) for pair in pairs)
+        if is_stack and is_plain and q.scale is not None and q.scale.size > 1:
             message = (
-                f"its weight {operand.tensor!r} is a stack of matrices with a scale for each channel, which "
-                "OpenVINO multiplies wrongly in front of a pair; use weights.granularity: per_tensor"
+                f"its weight {operand.tensor!r} has several scales: {STACKS}; use granularity: per_tensor"
             )
             yield make_finding("stacked-weight", "wrong", promised.site, message, operand.tensor)
 
