@@ -29,8 +29,6 @@ from onnxfq.targets.openvino.other_values import find_joined
 from onnxfq.targets.reading.limits import Product, TargetLimit, explain, needs_both, refuse
 
 STACKS = "OpenVINO multiplies stacked matrices of several scales wrongly beside a zero point of 0"
-    "OpenVINO computes wrongly with a weight of several scales and over two axes beside a zero point of 0"
-)
 _BRIDGES = ONE_SCALE | {"AveragePool"}
 
 
