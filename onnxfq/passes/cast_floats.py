@@ -154,6 +154,8 @@ class _Caster:
                 types[new] = self.values[name].type
             elif name in self.constants:
                 types[new] = helper.make_tensor_type_proto(self.constants[name].data_type, None)
+        if not types.keys() >= {*made.input} - {""}:
+            return {}
         try:
             schema = onnx.defs.get_schema(made.op_type, self.opset, made.domain)
             found = onnx.shape_inference.infer_node_outputs(schema, made, types)
