@@ -357,7 +357,7 @@ REFUSED = {
             """g (float[4] x) => (uint8[4] y, float s, uint8 z) {
                 [q] y, s, z = DynamicQuantizeLinear (x) }"""
         ),
-        "output 'y' is quantized",
+        "output 'y' has a scale of its data",
     ),
     "computed scale": (
         build(
