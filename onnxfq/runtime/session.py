@@ -266,7 +266,7 @@ def run_fault(device: Device, feed: Feed, error: Exception) -> OnnxfqError:
             "samples or a smaller batch, or look at the sizes that the model computes"
         )
     sizes = {array.shape[0] for array in feed.values() if array.ndim}
-    cut = len(sizes) == 1 and sizes != {1} and "running" in reason  # a fault of types is none of sizes
+    cut = len(sizes) == 1 and "running" in reason  # a fault of types is none of sizes
     remedy = "; if axis 0 counts something else than samples, give --batch 0" if cut else ""
     return DataError(f"the model cannot run on {shapes}: {reason}{remedy}")
 
