@@ -63,7 +63,7 @@ def shared_zero_points(reading: CheckContext) -> Iterator[Finding]:
 
 
 def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
-    """Report stacked matrices with scales by channel beside an operand whose zero point is 0."""
+    """Report products of stacked matrices that OpenVINO computes wrongly."""
     for promised, operand, q in reading.weights():
         is_stack = promised.site.op == "MatMul" and q.shape is not None and len(q.shape) > 2
         pairs = [one.pair for one in promised.activations if one.pair is not None]
