@@ -176,12 +176,12 @@ ROOM_LINES: dict[str, int] = {
     "quantized": 1503,  # the one decoder of n-bit blocks came from checkpoints, which fell by more
     "quantizing": 354,
     "remedies": 1536,  # 16 bits for single sums and norms; no room fell
-    "report": 1205,
+    "report": 1203,
     "runtime": 1537,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1875,  # masks that set no range; no room fell
     "support": 1038,  # bounds on native libraries, children without the working folder; no room fell
     "targets": 6238,  # layers and times of engines as records; no room fell
-    "tools": 1759,  # weights unlike the graph are noted; no room fell
+    "tools": 1762,  # weights unlike the graph are noted; no room fell
     "torch": 6535,  # attention and every call of a forward by one plan; no room fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.

@@ -56,9 +56,7 @@ def cast_summary(result: Casting) -> str:
     whys = Counter((node.op_type, node.why) for node in result.wider)
     lines += [f"bf16       {count} {op}: {why}" for (op, why), count in whys.most_common(6)]
     lines += [f"note       {note}" for note in result.notes]
-    if result.evaluation is None:
-        lines.append("note       no data was given: rules alone decided, and nothing was compared")
-    else:
+    if result.evaluation is not None:
         lines += _compared_lines(f"the float model, {result.evaluation.feeds} samples", result.evaluation)
     return "\n".join([*lines, *_checked_lines(result.check)])
 
