@@ -31,17 +31,18 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
 
 
 def find_between(candidate: Candidate) -> list[str]:
-    """Return the quantized activations that only operators make and read which take both formats."""
-    mixing = target_by_name(candidate.recipe.target).mixing
+    """Return the narrow activations that only operators make and read which take both formats."""
+    target = target_by_name(candidate.recipe.target)
     index, plan = candidate.session.model.index, candidate.plan
     apart = {name for bridge in plan.bridges for name in bridge.tensors}
 
     def is_between(tensor: str) -> bool:
         maker, readers = index.makers.get(tensor), index.readers.get(tensor, [])
         known = maker is not None and bool(readers) and tensor not in index.outputs and tensor not in apart
-        return known and all(node is not None and node.op_type in mixing for node in (maker, *readers))
+        return known and all(node is not None and node.op_type in target.mixing for node in (maker, *readers))
 
-    return [placement.tensor for placement in plan.activations if is_between(placement.tensor)]
+    narrow = [p.tensor for p in plan.activations if p.spec.qtype.name != target.wide]
+    return [tensor for tensor in narrow if is_between(tensor)]
 
 
 def propose(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -51,10 +52,9 @@ def propose(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         return Refusal("no tensor lies between operators that take both formats")
     judge.budget.spend(estimate(candidate, judge))
     toggles = candidate.open_toggles(judge.options)
-    switches = {group.tensors: group for group in toggles.single(between)}
     feeds = first_feeds(judge.choosing, RANKING_FEEDS)
-    noises = toggles.noise(feeds, [toggles.enable([group]) for group in switches.values()])
-    order = [name for _, (name,) in sorted(zip(noises, switches, strict=True), reverse=True)]
+    noises = toggles.noise(feeds, [toggles.enable([group]) for group in toggles.single(between)])
+    order = [name for _, name in sorted(zip(noises, between, strict=True), reverse=True)]
     (before_db,) = judge.choose([candidate])
     counts = [1 << at for at in range(len(order).bit_length()) if 1 << at < len(order)] + [len(order)]
     made = [_widen(candidate, order[:count], wide, judge) for count in counts]

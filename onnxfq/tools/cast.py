@@ -140,16 +140,17 @@ def _decide(
     decide = partial(decide_floats, inputs.model, ready, inputs.feeds, floats, options.observing)
     if inputs.feeds is not None:
         return decide(), ""
-    what = "nothing was compared, and float32 keeps what overflows with inputs drawn at random; give data"
     proto = inputs.model.proto
     try:
-        drawn = [draw_feed(proto, profiles(proto, {}), seed) for seed in range(_DRAWN)]
-        return decide(drawn), what
+        shapes = profiles(proto, {})
+        kept = decide([draw_feed(proto, shapes, seed) for seed in range(_DRAWN)])
     except OnnxfqError as fault:  # inputs may depend on each other in ways that no shape tells
-        return (
-            decide(),
-            f"nothing was compared: inputs drawn at random do not run ({join_lines(fault)}); give data",
-        )
+        why = f"inputs drawn at random do not run ({join_lines(fault)})"
+        return decide(), f"nothing was compared: {why}; give data"
+    return (
+        kept,
+        "nothing was compared, and float32 keeps what overflows with inputs drawn at random; give data",
+    )
 
 
 def _refuse_types(floats: FloatOptions, overflow: FloatName) -> None:
