@@ -26,9 +26,10 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fi
 
 
 @pytest.fixture
-def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers import the functions of this file."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def reachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers import the functions of this file, whose folder they would not take as the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
 
 
 def divide(opened: int, by: int) -> float:
