@@ -296,6 +296,18 @@ def separate(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(input.narrow(dim, i, 1).squeeze(dim) for i in range(input.shape[dim]))
 
 
+def turn(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+    """Return `torch.roll` as two parts that change places, axis by axis."""
+    if dims is None or dims == ():
+        return turn(input.reshape(-1), shifts, 0).reshape(input.shape)
+    pairs = [(shifts, dims)] if isinstance(dims, int) else zip(shifts, dims, strict=True)
+    for shift, dim in pairs:
+        at = -shift % input.shape[dim]
+        parts = input.narrow(dim, at, input.shape[dim] - at), input.narrow(dim, 0, at)
+        input = torch.cat(parts, dim)
+    return input
+
+
 WRITTEN_OUT: Mapping[Function, Function] = {
     F.scaled_dot_product_attention: attend,
     F.linear: multiply,
@@ -304,6 +316,9 @@ WRITTEN_OUT: Mapping[Function, Function] = {
     torch.ops.aten.scaled_dot_product_attention.default: attend,
     torch.ops.aten.linear.default: multiply,
     torch.ops.aten.unbind.int: separate,
+    torch.roll: turn,
+    Tensor.roll: turn,
+    torch.ops.aten.roll.default: turn,
 }
 """Steps of the functions that the export writes in several nodes."""
 

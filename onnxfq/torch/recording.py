@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx
 import torch
+from onnxscript import optimizer
 from onnx.helper import make_node
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -93,13 +94,6 @@ class _MarkedCalls(Calls):
             return None  # one node
         return _MarkedCalls(self.record, self.path, self.owner, (function, number))
 
-    def call(self, function: Any, number: int, args: Any, kwargs: Any, steps: Function | None = None) -> Any:
-        result = super().call(function, number, args, kwargs, steps)
-        # The exporter leaves out a Reshape to the same shape, and cannot tell behind a mark.
-        if name_of(function) in ("view", "reshape") and str(result.shape) == str(args[0].shape):
-            return args[0]
-        return result
-
     def change(self, function: Any, number: int, leaf: int, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or self._is_own(tensor):
             return tensor
@@ -154,7 +148,13 @@ def record_calls(
         proto = _export(run, tensors)
         traced, record.counts = record.counts, ran
     record.find_branches(traced)
-    _take_out_marks(proto, record)
+    edges = _take_out_marks(proto, record)
+    # Across marks the exporter has found no constants, and nothing to join.
+    proto = optimizer.optimize(proto)
+    for node in proto.graph.node:
+        for slot in range(len(node.input)):
+            if places := edges.find(node, slot):
+                record.places[Use(node.name, slot)] = places
     return record, load(proto)
 
 
@@ -224,8 +224,33 @@ def _marking(record: CallRecord, path: str, module: nn.Module) -> Callable[..., 
     return run
 
 
-def _take_out_marks(proto: Any, record: CallRecord) -> None:
-    marks = {n.output[0]: n for n in proto.graph.node if n.domain == _DOMAIN}
+@dataclass
+class _Edges:
+    """Inputs of the nodes before the exporter joins some of them.
+
+    Attributes:
+        makers: the operator that makes each tensor.
+        ends: the tensor that an input reads, and the places in between, by the first output of its node.
+    """
+
+    makers: dict[str, str] = field(default_factory=dict)
+    ends: dict[tuple[str, int], tuple[str, tuple[CallPlace, ...]]] = field(default_factory=dict)
+
+    def find(self, node: onnx.NodeProto, slot: int) -> tuple[CallPlace, ...]:
+        """Return the places between an input of a node and the tensor that it reads now."""
+        name, nearest = self.ends.get((node.output[0], slot), ("", ()))
+        places = nearest
+        while name and name != node.input[slot]:
+            # Of nodes of a kind in a row the last is left: what stood between them is inside.
+            joined = self.makers.get(name) == node.op_type
+            name, more = self.ends.get((name, 0), ("", ()))
+            places = more if joined else places + more
+        return places if name else nearest if self.makers.get(node.output[0]) == node.op_type else ()
+
+
+def _take_out_marks(proto: Any, record: CallRecord) -> _Edges:
+    """Take out the marks, and note the places of the outputs of the model."""
+    marks, edges = {n.output[0]: n for n in proto.graph.node if n.domain == _DOMAIN}, _Edges()
 
     def source(name: str) -> tuple[str, tuple[CallPlace, ...]]:
         passed = []
@@ -235,20 +260,24 @@ def _take_out_marks(proto: Any, record: CallRecord) -> None:
         return name, tuple(passed)
 
     kept = [node for node in proto.graph.node if node.domain != _DOMAIN]
-    for node in kept:
-        for slot, name in enumerate(node.input):
-            node.input[slot], passed = source(name)
-            if passed:
-                record.places[Use(node.name, slot)] = passed
+    names = {}
     for position, output in enumerate(proto.graph.output):
         name, passed = source(output.name)
         if passed:
             record.places[Use("", position)] = passed
-            if any(name in node.output for node in kept):
-                rename_tensors(kept, {name: output.name})
+            if any(name in node.output for node in kept) and name not in names:
+                names[name] = output.name
             else:
                 kept.append(make_node("Identity", [name], [output.name], f"{_MARK}_{output.name}"))
+    for node in kept:
+        ends = [source(name) for name in node.input]
+        node.input[:] = [name for name, _ in ends]
+        rename_tensors([node], names)
+        edges.makers |= dict.fromkeys(node.output, node.op_type)
+        for slot, (name, passed) in enumerate(ends):
+            edges.ends[node.output[0], slot] = names.get(name, name), passed
     replace_nodes(proto.graph, kept)
     remove_domain(proto, _DOMAIN)
     for value in [value for value in proto.graph.value_info if value.name in marks]:
         proto.graph.value_info.remove(value)
+    return edges

@@ -102,6 +102,7 @@ def normalize_model(
         notes.append(correct_shapes(proto))
         proto, note = raise_opset(proto, MIN_OPSET, source)
         add_shapes(proto)
+        notes.append(normalize.drop_same_reshapes(proto))
         check_products(proto, source)
         attention = write_out_attention(proto)
         written = write_out_functions(proto)

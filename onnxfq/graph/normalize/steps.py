@@ -251,6 +251,38 @@ def _fold_moves(
     return folded
 
 
+def drop_same_reshapes(proto: onnx.ModelProto) -> str:
+    """Leave out each Reshape to the shape that its input has; inferred shapes must be there.
+
+    Exporters write them for views, and a format for every tensor would give one two pairs.
+    """
+    graph, sources = proto.graph, dict[str, str]()
+    index = GraphIndex(graph)
+    for node in graph.node:
+        if node.op_type == "Reshape" and node.domain in STANDARD_DOMAINS and _keeps_shape(node, index):
+            if node.output[0] not in index.outputs | index.captured:
+                sources[node.output[0]] = sources.get(node.input[0], node.input[0])
+    if not sources:
+        return ""
+    kept = [node for node in graph.node if not (node.op_type == "Reshape" and node.output[0] in sources)]
+    rename_tensors(kept, sources, made=False)
+    replace_nodes(graph, kept)
+    for value in [value for value in graph.value_info if value.name in sources]:
+        graph.value_info.remove(value)
+    keep_constants(graph, GraphIndex.of_model(proto).used)
+    return f"{len(sources)} Reshape to the shape of its input left out"
+
+
+def _keeps_shape(node: onnx.NodeProto, index: GraphIndex) -> bool:
+    """Tell whether every size but one is written as it is; the last follows from the count of elements."""
+    shape, asked = index.shape(node.input[0]), index.array(node.input[1])
+    if shape is None or asked is None or len(shape) != asked.size:
+        return False
+    copies = () if attributes_of(node).get("allowzero") else (0,)
+    other = [size for size, now in zip(asked.tolist(), shape, strict=True) if size not in (now, *copies)]
+    return other in ([], [-1])
+
+
 def name_nodes(proto: onnx.ModelProto) -> str:
     """Give every node a unique name, in bodies too; plans and overrides refer to nodes by name.
 
