@@ -6,7 +6,7 @@ it marks the tensors of the export, and later it quantizes them. Both see the sa
 treated as it was planned.
 
 Functions that the export writes in several steps are written out the same way, and the calls inside them have
-places too: scaled_dot_product_attention, linear of more than two axes, and unbind.
+places too: scaled_dot_product_attention, linear of more than two axes, unbind, stack and roll.
 """
 
 from __future__ import annotations
@@ -308,6 +308,11 @@ def turn(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     return input
 
 
+def pile(tensors: Any, dim: int = 0) -> Tensor:
+    """Return `torch.stack` as a new axis for each part, and their sequence."""
+    return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
+
+
 WRITTEN_OUT: Mapping[Function, Function] = {
     F.scaled_dot_product_attention: attend,
     F.linear: multiply,
@@ -316,6 +321,8 @@ WRITTEN_OUT: Mapping[Function, Function] = {
     torch.ops.aten.scaled_dot_product_attention.default: attend,
     torch.ops.aten.linear.default: multiply,
     torch.ops.aten.unbind.int: separate,
+    torch.stack: pile,
+    torch.ops.aten.stack.default: pile,
     torch.roll: turn,
     Tensor.roll: turn,
     torch.ops.aten.roll.default: turn,

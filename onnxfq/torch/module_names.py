@@ -6,7 +6,6 @@ calls. A tensor has the name of the module, and of what it is there: input, weig
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -189,19 +188,3 @@ class CallNames:
             return None
         names = kind.weights(self._modules[call.path])
         return QuantizerHolder(call.path, names[0]) if len(names) == 1 and kind.has_input else None
-
-    def folded_norms(self) -> Iterator[tuple[str, str]]:
-        """Yield the paths of each convolution and the BatchNorm that alone reads its result."""
-        index = self.exported.index
-        original = CallNames(self.module, self.record, self.exported, self.exported)
-        nodes = self.exported.proto.graph.node
-        runs = Counter((original.calls[n.name].path, n.op_type) for n in nodes if n.name in original.calls)
-        for node in nodes:
-            norm = original.calls.get(node.name)
-            maker = index.makers.get(node.input[0]) if node.op_type == "BatchNormalization" else None
-            layer = None if maker is None else original.calls.get(maker.name)
-            if norm is None or layer is None or maker is None or maker.op_type != "Conv":
-                continue
-            alone = len(index.readers[node.input[0]]) == 1
-            if alone and runs[norm.path, node.op_type] == runs[layer.path, maker.op_type] == 1:
-                yield layer.path, norm.path

@@ -147,7 +147,7 @@ def plan_module(
             }
         ),
         quantizers,
-        tuple(names.folded_norms()),
+        tuple(record.norms),
         find_masked_scores(names.prepared.index),
     )
 

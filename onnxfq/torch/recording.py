@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,7 @@ class CallRecord:
         seen: all places in the order of the calls.
         held: the name of the parameter that a call reads, by place.
         branches: by path and function, why its calls have no place: they are others in an export.
+        norms: paths of each convolution and the BatchNorm that alone reads its result.
     """
 
     places: dict[Use, tuple[CallPlace, ...]] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class CallRecord:
     seen: list[CallPlace] = field(default_factory=list)
     held: dict[CallPlace, str] = field(default_factory=dict)
     branches: dict[tuple[str, Function | None], str] = field(default_factory=dict)
+    norms: list[tuple[str, str]] = field(default_factory=list)
 
     def mark(self, tensor: Tensor, place: CallPlace) -> Tensor:
         """Return the tensor behind a node that stands for the place, while torch exports."""
@@ -149,11 +152,13 @@ def record_calls(
         traced, record.counts = record.counts, ran
     record.find_branches(traced)
     edges = _take_out_marks(proto, record)
+    record.norms = list(edges.find_norms())
     # Across marks the exporter has found no constants, and nothing to join.
     proto = optimizer.optimize(proto)
+    folded = edges.makers.keys() - {name for node in proto.graph.node for name in node.output}
     for node in proto.graph.node:
         for slot in range(len(node.input)):
-            if places := edges.find(node, slot):
+            if places := edges.find(node, slot, folded):
                 record.places[Use(node.name, slot)] = places
     return record, load(proto)
 
@@ -236,16 +241,33 @@ class _Edges:
     makers: dict[str, str] = field(default_factory=dict)
     ends: dict[tuple[str, int], tuple[str, tuple[CallPlace, ...]]] = field(default_factory=dict)
 
-    def find(self, node: onnx.NodeProto, slot: int) -> tuple[CallPlace, ...]:
-        """Return the places between an input of a node and the tensor that it reads now."""
+    def find(self, node: onnx.NodeProto, slot: int, folded: Collection[str]) -> tuple[CallPlace, ...]:
+        """Return the places between an input of a node and the tensor that it reads now, or what made that.
+
+        Tensors in `folded` are made no more.
+        """
         name, nearest = self.ends.get((node.output[0], slot), ("", ()))
         places = nearest
-        while name and name != node.input[slot]:
+        while name and (name != node.input[slot] or (name in folded and not places)):
             # Of nodes of a kind in a row the last is left: what stood between them is inside.
             joined = self.makers.get(name) == node.op_type
             name, more = self.ends.get((name, 0), ("", ()))
-            places = more if joined else places + more
+            places = more if joined and more else places + more
         return places if name else nearest if self.makers.get(node.output[0]) == node.op_type else ()
+
+    def find_norms(self) -> Iterator[tuple[str, str]]:
+        """Yield the paths of each convolution and the BatchNorm that alone reads its result; each runs once."""
+        paths = {
+            name: places[0].path for (name, slot), (_, places) in self.ends.items() if not slot and places
+        }
+        runs = Counter((path, self.makers[name]) for name, path in paths.items())
+        readers = Counter(name for name, _ in self.ends.values())
+        for name, norm in paths.items():
+            read, _ = self.ends[name, 0]
+            if (self.makers[name], self.makers.get(read)) == ("BatchNormalization", "Conv") and read in paths:
+                ran = runs[norm, "BatchNormalization"], runs[paths[read], "Conv"]
+                if readers[read] == 1 and ran == (1, 1):
+                    yield paths[read], norm
 
 
 def _take_out_marks(proto: Any, record: CallRecord) -> _Edges:
