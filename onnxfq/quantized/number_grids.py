@@ -110,7 +110,8 @@ OPERATORS: dict[str, Quantized] = {
         ("QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"), Quantized(_TWO, GridOperand(0, 6, 7))
     ),
     **dict.fromkeys(
-        """QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearSigmoid QLinearSoftmax""".split(),
+        """QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearSigmoid
+        QLinearSoftmax""".split(),
         _UNARY,
     ),
 }

@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.graph.channels.ties import FIXED, Ids, Ties, reshape_ids
-from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.index import GraphIndex, Shape
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.ops import SIZES, STANDARD_DOMAINS
 
@@ -70,10 +70,15 @@ class Context:
         found = self.index.constants.get(tensor)
         return found is not None and found.data_type in _FLOATS and tensor not in self.index.outputs
 
-    def rank(self, tensor: str) -> int | None:
-        """Return the rank of `tensor`, None if unknown."""
+    def shape(self, tensor: str) -> Shape:
+        """Return the shape of a tensor of known rank; rules read no others."""
         shape = self.index.shape(tensor)
-        return None if shape is None else len(shape)
+        assert shape is not None
+        return shape
+
+    def rank(self, tensor: str) -> int:
+        """Return the rank of such a tensor."""
+        return len(self.shape(tensor))
 
 
 Rule = Callable[[onnx.NodeProto, dict[str, Any], Context], Ids | None]
@@ -86,7 +91,7 @@ def read_node(node: onnx.NodeProto, context: Context) -> None:
         return
     rule = RULES.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
     attrs = attributes_of(node)
-    known = all(context.rank(name) is not None for name in (*node.input, *node.output) if name)
+    known = all(context.index.shape(name) is not None for name in (*node.input, *node.output) if name)
     ids = rule(node, attrs, context) if rule is not None and known else None
     if ids is not None:
         context.ids[node.output[0]] = ids
@@ -147,8 +152,7 @@ def _pad(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids |
 
 def _resize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     outside = attrs.get("coordinate_transformation_mode", b"half_pixel") == b"tf_crop_and_resize"
-    before, after = context.index.shape(node.input[0]), context.index.shape(node.output[0])
-    assert before is not None and after is not None
+    before, after = context.shape(node.input[0]), context.shape(node.output[0])
     ids = context.of(node.input[0])
     sizes = zip(ids.shape, before, after, strict=True)
     kept = all(size == 1 or (one is not None and one == other) for size, one, other in sizes)
@@ -172,8 +176,7 @@ def _reduce(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Id
 
 
 def _reshape(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
-    before, after = context.index.shape(node.input[0]), context.index.shape(node.output[0])
-    assert before is not None and after is not None
+    before, after = context.shape(node.input[0]), context.shape(node.output[0])
     return reshape_ids(context.of(node.input[0]), before, after)
 
 
@@ -184,7 +187,7 @@ def _transpose(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) ->
 def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     parts = [context.of(name) for name in node.input]
     axis = attrs["axis"] % parts[0].ndim
-    sizes = [(context.index.shape(name) or ())[axis] for name in node.input]
+    sizes = [context.shape(name)[axis] for name in node.input]
     widest = [max(part.shape[a] for part in parts) for a in range(parts[0].ndim)]
     if all(part.shape[axis] == 1 for part in parts):  # not along the channels
         for part in parts[1:]:
@@ -203,9 +206,7 @@ def _split(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids
     ids = context.of(node.input[0])
     axis, start = attrs.get("axis", 0) % ids.ndim, 0
     for name in node.output:
-        shape = context.index.shape(name)
-        assert shape is not None
-        size = shape[axis]
+        size = context.shape(name)[axis]
         if ids.shape[axis] == 1:
             context.ids[name] = ids
         elif size is None:
@@ -242,15 +243,13 @@ def _gather(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Id
     """Read a constant choice of channels, or any choice along an axis whose indices share a factor."""
     ids, wanted = context.of(node.input[0]), context.index.array(node.input[1])
     axis = attrs.get("axis", 0) % ids.ndim
-    rank = context.rank(node.input[1])
-    if ids.shape[axis] == 1 and rank is not None:
-        return ids.reshape((*ids.shape[:axis], *(1,) * rank, *ids.shape[axis + 1 :]))
+    if ids.shape[axis] == 1:
+        return ids.reshape((*ids.shape[:axis], *(1,) * context.rank(node.input[1]), *ids.shape[axis + 1 :]))
     return None if wanted is None else np.take(ids, wanted, axis)
 
 
 def _expand(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     ids, rank = context.of(node.input[0]), context.rank(node.output[0])
-    assert rank is not None
     return _align(ids, rank) if rank >= ids.ndim else None
 
 
@@ -269,7 +268,7 @@ def _add(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids |
     """Make all terms share a factor; a constant term is multiplied by it."""
     terms = [name for name in node.input if name not in context.index.constants]
     rank = context.rank(node.output[0])
-    if not terms or rank is None:
+    if not terms:
         return None
     ids = [_align(context.of(name), rank) for name in terms]
     for other in ids[1:]:
@@ -285,7 +284,7 @@ def _mul(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids |
     """Read a product: a constant factor takes any factors up; of two tensors one keeps the factor 1."""
     rank = context.rank(node.output[0])
     constants = [name for name in node.input if name in context.index.constants]
-    if len(constants) == 2 or rank is None or (node.op_type == "Div" and node.input[0] in constants):
+    if len(constants) == 2 or (node.op_type == "Div" and node.input[0] in constants):
         return None
     if constants:
         (data,) = (name for name in node.input if name not in constants)
@@ -298,8 +297,7 @@ def _mul(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids |
 
 
 def _mul_constant(node: onnx.NodeProto, data: str, constant: str, context: Context) -> Ids | None:
-    ids, shape = context.of(data), context.index.shape(node.output[0])
-    assert shape is not None
+    ids, shape = context.of(data), context.shape(node.output[0])
     values = context.index.array(constant)
     if values is None or len(shape) != ids.ndim:
         return None
@@ -367,7 +365,7 @@ def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Id
     if weight not in context.index.constants:
         return _matmul(node, context) if node.op_type == "MatMul" else None
     rank, dims = context.rank(data), tuple(context.index.constants[weight].dims)
-    if data in context.index.constants or rank is None or not context.is_weight(weight):
+    if data in context.index.constants or not context.is_weight(weight):
         return None
     convolution, group = node.op_type in ("Conv", "ConvTranspose"), attrs.get("group", 1)
     if convolution:
@@ -449,7 +447,7 @@ def _matmul(node: onnx.NodeProto, context: Context) -> Ids | None:
     """Read attention times values: columns of the second tensor pass, the summed channels keep 1."""
     one, other = (context.of(name) for name in node.input)
     rank = context.rank(node.output[0])
-    if rank is None or other.ndim < 2 or other.shape[-2] != 1 or rank < other.ndim:
+    if other.ndim < 2 or other.shape[-2] != 1 or rank < other.ndim:
         return None
     context.ties.fix(one, f"MatMul {node.name!r} sums over its channels")
     return _align(other, rank)
@@ -458,7 +456,6 @@ def _matmul(node: onnx.NodeProto, context: Context) -> Ids | None:
 def _normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Read a normalization over the last axis: its scale and shift give the output any factors."""
     rank = context.rank(node.input[0])
-    assert rank is not None
     context.ties.fix(context.of(node.input[0]), f"{node.op_type} {node.name!r} compares its channels")
     if attrs.get("axis", -1) not in (-1, rank - 1):
         return None
@@ -474,7 +471,7 @@ def _affine(node: onnx.NodeProto, constants: Any, axis: int, context: Context) -
     """Give the output of `node` new variables, folded into its vectors of scale and shift."""
     names = [name for name in constants if name]
     rank = context.rank(node.output[0])
-    if not names or rank is None or not all(context.is_weight(name) for name in names):
+    if not names or not all(context.is_weight(name) for name in names):
         return None
     dims = {tuple(context.index.constants[name].dims) for name in names}
     if len(dims) != 1 or len(size := dims.pop()) != 1:
@@ -506,7 +503,7 @@ def _batch_norm(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        """Abs AveragePool Dropout GlobalAveragePool GlobalMaxPool Identity LeakyRelu MaxPool Neg Relu""".split(),
+        "Abs AveragePool Dropout GlobalAveragePool GlobalMaxPool Identity LeakyRelu MaxPool Neg Relu".split(),
         _pass_on,
     ),
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduce),
