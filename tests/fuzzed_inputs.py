@@ -26,15 +26,7 @@ from onnxfq.checkpoints.tensor_file import read_head, write_tensors
 
 Rng = np.random.Generator
 
-MODELS = (
-    "conv_relu",
-    "tied_embedding",
-    "if_body",
-    "attention",
-    "downsample",
-    "shared_weight",
-    "two_branch",
-)
+MODELS = tuple("conv_relu tied_embedding if_body attention downsample shared_weight two_branch".split())
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "quantize": ("quantize m.onnx --data d.npz -o out.onnx", "m.onnx d.npz"),

@@ -53,7 +53,7 @@ def test_values_lie_on_the_grid(digits: Staged) -> None:
     values = dict(zip(names, simulated, strict=True))
     for placement in digits.plan.activations:
         encoding = digits.encodings[placement.tensor]
-        scale, zero_point = encoding.scale_array, encoding.zero_point_array
+        scale, zero_point = encoding.scale, encoding.zero_point
         if encoding.spec.granularity.axis is not None:
             scale, zero_point = (array.reshape(-1, 1, 1) for array in (scale, zero_point))
         integers = np.rint(values[placement.tensor] / scale) + zero_point

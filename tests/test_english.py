@@ -20,14 +20,8 @@ PAGES = (
     *sorted((ROOT / "docs").glob("*.md")),
     *(
         ROOT / name
-        for name in (
-            "README.md",
-            "CONTRIBUTING.md",
-            "SECURITY.md",
-            "ROADMAP.md",
-            "benchmarks/README.md",
-            "models/README.md",
-        )
+        for name in """README.md CONTRIBUTING.md SECURITY.md ROADMAP.md benchmarks/README.md
+        models/README.md""".split()
     ),
     *sorted((ROOT / "examples").rglob("README.md")),
 )

@@ -128,7 +128,7 @@ def test_power_of_two_scales() -> None:
     base["activations"]["power_of_two"] = True
     staged = stage(conv_relu(), Recipe.model_validate(base))
     for encoding in staged.encodings.encodings:
-        fractions, _ = np.frexp(encoding.scale_array)
+        fractions, _ = np.frexp(encoding.scale)
         np.testing.assert_array_equal(fractions, 0.5)
     for _, simulated, deployed in zip(*twins(staged), strict=True):
         np.testing.assert_array_equal(simulated, deployed)
@@ -141,7 +141,7 @@ def test_every_format_is_simulated(qtype: str) -> None:
     proto = with_fake_quantize(staged.model, staged.plan, staged.encodings).proto
     encoding = staged.encodings["w"]
     rounded = fake_quantize(
-        constants(gemm())["w"], encoding.scale_array, qtype=qtype, axis=encoding.spec.granularity.axis
+        constants(gemm())["w"], encoding.scale, qtype=qtype, axis=encoding.spec.granularity.axis
     )
     np.testing.assert_array_equal(constants(proto)["w/fq"], rounded)
     assert np.isfinite(Session(proto, 1).run(staged.feed)[0]).all()
@@ -203,6 +203,6 @@ def test_clipped_per_axis() -> None:
 def test_every_calibrator_takes_floats(calibrator: str) -> None:
     """All calibrators give a float8 scale; entropy gives the full range."""
     staged = stage(conv_relu(), "tensorrt-fp8")
-    scale = calibrate(staged.model, staged.plan, staged.statistics, calibrator)["x"].scale_array
-    full = staged.encodings["x"].scale_array
+    scale = calibrate(staged.model, staged.plan, staged.statistics, calibrator)["x"].scale
+    full = staged.encodings["x"].scale
     assert scale == full if calibrator in ("minmax", "entropy") else 0 < scale <= full

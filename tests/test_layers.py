@@ -60,16 +60,7 @@ HOMES = {
     "tensorrt_rtx": {"targets"},
     "openvino": {"targets"},
     "onnxruntime_qnn": {"targets"},
-    "onnx_graphsurgeon": {
-        "graph",
-        "passes",
-        "placement",
-        "quantized",
-        "targets",
-        "stages",
-        "layers",
-        "tools",
-    },
+    "onnx_graphsurgeon": set("graph passes placement quantized targets stages layers tools".split()),
 }
 
 

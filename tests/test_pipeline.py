@@ -176,7 +176,7 @@ def test_calibrator_of_the_call() -> None:
     assert result.encodings["x"].calibrator == "minmax"
     low = min(float(feed["x"].min()) for feed in FEEDS)
     high = max(float(feed["x"].max()) for feed in FEEDS)
-    assert result.encodings["x"].scale_array == np.float32(max(low / -128, high / 127))
+    assert result.encodings["x"].scale == np.float32(max(low / -128, high / 127))
 
 
 def test_provenance(workdir: Path) -> None:

@@ -126,19 +126,7 @@ def test_unknown_names_are_refused() -> None:
         _ = onnxfq.quantise
 
 
-CLI_ONLY = {
-    "output",
-    "report",
-    "artifacts",
-    "time",
-    "build",
-    "shape",
-    "thumbnails",
-    "custom_ops",
-    "as_json",
-    "verbose",
-    "quiet",
-}
+CLI_ONLY = set("output report artifacts time build shape thumbnails custom_ops as_json verbose quiet".split())
 """Options of the command for its files and its text; functions of their own do the same in Python."""
 
 

@@ -77,7 +77,7 @@ def run_stages(path: Path, data: Iterator[Arrays]) -> None:
     statistics: onnxfq.Statistics = onnxfq.collect_statistics(model, plan, feeds, observing)
     encodings: onnxfq.Encodings = onnxfq.calibrate(model, plan, statistics)
     each: list[onnxfq.Encoding] = list(encodings.encodings)
-    scales: list[NDArray[np.float32]] = [one.scale_array for one in each]
+    scales: list[NDArray[np.float32]] = [one.scale for one in each]
     simulation: onnx.ModelProto = onnxfq.insert_fake_quantize(model, plan, encodings, switches="one")
     onnxfq.save(onnxfq.insert_qdq(model, plan, encodings), "q.onnx")
     matched: onnxfq.PlannedEncodings = onnxfq.match_encodings(model, plan, {"x": [{"quant_type": "QInt8"}]})

@@ -12,6 +12,7 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.documents.layers import ChannelSizes, TensorRow
 from onnxfq.numerics.metrics import ratio_db
+from onnxfq.support.groups import group_pairs
 
 BINS = 128
 """Bins of a histogram on the page."""
@@ -24,10 +25,7 @@ def named_rows(candidate: FileCandidate, causes: Sequence[Suspicion]) -> tuple[T
     """Return a row for each activation that a cause names, in the order of the causes; none without data."""
     if candidate.opened is None:
         return ()
-    kinds: dict[int, list[str]] = {}
-    for cause in causes:
-        for number in cause.numbers:
-            kinds.setdefault(number, []).append(cause.kind)
+    kinds = group_pairs((number, cause.kind) for cause in causes for number in cause.numbers)
     rows = []
     for number, names in list(kinds.items())[:MOST]:
         quantizer, values = candidate.form.activations[number], candidate.values[number]

@@ -15,13 +15,8 @@ from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.judging.judge import GAINED_SHARE
 
-EXPLAINED = (
-    "clipping",
-    "foreign_parameters",
-    "lost_values",
-    "preprocessing",
-    "unsigned_on_signed",
-    "wide_range",
+EXPLAINED = tuple(
+    "clipping foreign_parameters lost_values preprocessing unsigned_on_signed wide_range".split()
 )
 """Kinds about the range of one tensor, which a cause of the whole file explains."""
 

@@ -173,20 +173,10 @@ class Encoding(Record):
         )
 
     @property
-    def scale_array(self) -> NDArray[np.float32]:
-        """Scale as float32 of `param_shape`; empty when dynamic."""
-        return self.scale
-
-    @property
-    def zero_point_array(self) -> NDArray[Any]:
-        """Zero point of `param_shape`: int32, or float32 if fractional; empty when dynamic."""
-        return self.zero_point
-
-    @property
     def block_scales(self) -> NDArray[Any]:
         """The scales of scale_type e4m3 without the global factor, as float8_e4m3fn of `param_shape`."""
         e4m3 = QTYPES["float8e4m3fn"]
-        return quantize(self.scale_array, np.float32(self.global_scale or 1.0), qtype=e4m3)
+        return quantize(self.scale, np.float32(self.global_scale or 1.0), qtype=e4m3)
 
     def fake_quantize(self, x: ArrayLike) -> NDArray[Any]:
         """Return x rounded to the grid, in its type and shape, as the node of a fake-quant model does."""
@@ -200,9 +190,7 @@ class Encoding(Record):
                 global_scale=self.global_scale,
                 granularity=spec.granularity,
             )[0]
-        return fake_quantize(
-            x, self.scale_array, self.zero_point_array, qtype=spec.grid, granularity=spec.granularity
-        )
+        return fake_quantize(x, self.scale, self.zero_point, qtype=spec.grid, granularity=spec.granularity)
 
     @property
     def rmin(self) -> float:
@@ -215,8 +203,8 @@ class Encoding(Record):
         return self._reach(self.spec.grid.qmax, np.max)
 
     def _reach(self, limit: float, of: Callable[[NDArray[np.float64]], Any]) -> float:
-        steps = limit - self.zero_point_array.astype(np.float64)
-        return float("nan") if self.spec.dynamic else float(of(steps * self.scale_array.astype(np.float64)))
+        steps = limit - self.zero_point.astype(np.float64)
+        return float("nan") if self.spec.dynamic else float(of(steps * self.scale.astype(np.float64)))
 
 
 def _make(fields: dict[str, Any]) -> Encoding:

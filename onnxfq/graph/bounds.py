@@ -33,14 +33,7 @@ def _absolute(given: Sequence[Bounds]) -> Bounds:
     return 0.0, max(map(abs, given[0]))
 
 
-_KEPT = DATA_MOVEMENT | {
-    "Cast",
-    "Dropout",
-    "GatherElements",
-    "GatherND",
-    "GlobalAveragePool",
-    "GlobalMaxPool",
-}
+_KEPT = DATA_MOVEMENT | set("Cast Dropout GatherElements GatherND GlobalAveragePool GlobalMaxPool".split())
 _KEPT |= {"ReduceMax", "ReduceMean", "ReduceMin", "Resize", "ReverseSequence", "TopK", "Upsample"}
 
 

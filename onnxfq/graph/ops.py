@@ -19,14 +19,7 @@ WEIGHTED_INPUTS: dict[str, tuple[int, ...]] = {
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 RANDOM_OPS = frozenset(
-    {
-        "Bernoulli",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )
 """Operators whose outputs are random; Dropout is another one if it trains."""
 
@@ -79,18 +72,9 @@ OPAQUE_OPS: dict[tuple[str, str], str] = {
     ("", "DeformConv"): "its window moves with the data, and no target has it in low precision",
     **{
         ("com.microsoft", op): _ATTENTION
-        for op in (
-            "Attention",
-            "DecoderMaskedMultiHeadAttention",
-            "DecoderMaskedSelfAttention",
-            "GroupQueryAttention",
-            "LongformerAttention",
-            "MultiHeadAttention",
-            "PackedAttention",
-            "PackedMultiHeadAttention",
-            "PagedAttention",
-            "SparseAttention",
-        )
+        for op in """Attention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention GroupQueryAttention
+            LongformerAttention MultiHeadAttention PackedAttention PackedMultiHeadAttention PagedAttention
+            SparseAttention""".split()
     },
     **{
         ("com.microsoft", op): _FUSED
@@ -104,43 +88,18 @@ QUANTIZED_OPS = (
     QDQ_OPS
     | ONNX_QUANTIZERS
     | FAKE_QUANTIZE_OPS
-    | {
-        "ConvInteger",
-        "DynamicQuantizeLSTM",
-        "DynamicQuantizeMatMul",
-        "GatherBlockQuantized",
-        "MatMulBnb4",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
-        "MatMulNBits",
-        "QAttention",
-        "QEmbedLayerNormalization",
-        "QGemm",
-        "QLinearAdd",
-        "QLinearConv",
-        "QLinearMatMul",
-        "QcQuantizeOp",
-        "TRT_FP4DynamicQuantize",
-        "TRT_FP8DequantizeLinear",
-        "TRT_INT4DequantizeLinear",
-        "TRT_MXFP8DequantizeLinear",
-        "TRT_MXFP8DynamicQuantize",
-    }
+    | set(
+        """ConvInteger DynamicQuantizeLSTM DynamicQuantizeMatMul GatherBlockQuantized MatMulBnb4
+        MatMulInteger MatMulIntegerToFloat MatMulNBits QAttention QEmbedLayerNormalization QGemm
+        QLinearAdd QLinearConv QLinearMatMul QcQuantizeOp TRT_FP4DynamicQuantize TRT_FP8DequantizeLinear
+        TRT_INT4DequantizeLinear TRT_MXFP8DequantizeLinear TRT_MXFP8DynamicQuantize""".split()
+    )
 )
 """Op types, of any domain, that mark a model as quantized already."""
 
 FLOAT_PRODUCTS = frozenset(
-    {
-        "DynamicQuantizeLSTM",
-        "DynamicQuantizeMatMul",
-        "GatherBlockQuantized",
-        "MatMulBnb4",
-        "MatMulIntegerToFloat",
-        "MatMulNBits",
-        "QAttention",
-        "QEmbedLayerNormalization",
-        "QGemm",
-    }
+    """DynamicQuantizeLSTM DynamicQuantizeMatMul GatherBlockQuantized MatMulBnb4 MatMulIntegerToFloat
+    MatMulNBits QAttention QEmbedLayerNormalization QGemm""".split()
 )
 """Quantized operators that multiply and return floats; their outputs are not quantized."""
 

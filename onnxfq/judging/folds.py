@@ -19,7 +19,6 @@ from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import OnnxfqError
 from onnxfq.execution.sides import Side
-from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.patterns.choices import ChoiceType
 from onnxfq.graph.signature import output_names
@@ -30,7 +29,6 @@ from onnxfq.stages.evaluate import number_samples
 from onnxfq.stages.limits import with_limits
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import QuantizeOptions
-from onnxfq.stages.score import score_models
 from onnxfq.targets.target import Opener
 
 FOLDS = 2
@@ -115,16 +113,9 @@ class Folds:
         except OnnxfqError:
             return None
         models = self._models[candidate]
-        with weights_stored_in(session.scratch):
-            return score_models(
-                session.compared,
-                {"fake-quant": models[0]},
-                among,
-                threads=self.options.threads,
-                device="cpu",
-                judged=session.judged,
-                openers={"fake-quant": _open_each(models, self._parts, session.judged.choices)},
-            )
+        openers = {"fake-quant": _open_each(models, self._parts, session.judged.choices)}
+        how: dict[str, Any] = {"device": "cpu", "exact": True, "openers": openers}
+        return session.score({"fake-quant": models[0]}, among, self.options, **how)
 
     def rescore(self, candidate: Candidate, first: Evaluation, among: Sequence[Feed]) -> Evaluation:
         """Return `first`, the scores of the only form of `candidate`, with what the folds have."""

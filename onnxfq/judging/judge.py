@@ -32,7 +32,6 @@ from onnxfq.judging.samples import PROVING, REPORTED, Split, split_samples, take
 from onnxfq.judging.work import Budget, Work, limit_samples
 from onnxfq.numerics.intervals import ratio_interval_db
 from onnxfq.stages.options import QuantizeOptions
-from onnxfq.stages.score import score_models
 from onnxfq.targets.target import target_by_name
 
 LEAST_GAIN_DB = 0.5
@@ -481,15 +480,11 @@ class Judge:
             if new and samples not in self.wanted:
                 given = session.compared, session.judged, feeds, self.options.threads, self.options.device
                 self.wanted[samples] = keep_outputs(*given)
-            evaluation = score_models(
-                session.compared,
+            evaluation = session.score(
                 {str(at): one.simulate() for at, one in enumerate(new)},
                 feeds if new else (),
-                threads=self.options.threads,
-                device=self.options.device,
-                exact=self.options.exact,
+                self.options,
                 narrow_from=0 if self.options.exact or session.judged.states else narrow_from,
-                judged=session.judged,
                 expected=iter(self.wanted[samples]) if new and self.wanted[samples] else None,
             )
         for candidate, scores in zip(new, evaluation.candidates, strict=True):

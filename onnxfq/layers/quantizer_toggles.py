@@ -37,6 +37,7 @@ from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.options import RunOptions
+from onnxfq.support.groups import find_connected
 
 
 def first_feeds(kept: Sequence[Feed], count: int) -> Sequence[Feed]:
@@ -133,29 +134,17 @@ class QuantizerToggles:
             if node.op_type in TRANSPOSES
         }
         uses |= {p.tensor: _multiplying_nodes(moves, uses[p.tensor]) for p in self.plan.weights}
-        owner: dict[str, str] = {}
-
-        def find(tensor: str) -> str:
-            while owner.setdefault(tensor, tensor) != tensor:
-                tensor = owner[tensor]
-            return tensor
-
         first: dict[str, str] = {}
         stored = {placement.tensor for placement in self.plan.placements if placement.stored}
         layers = [tensor for tensor in self._switches if tensor not in stored]
-        for tensor in layers:
-            for node in uses[tensor]:
-                owner[find(tensor)] = find(first.setdefault(node, tensor))
-        members: dict[str, list[str]] = {}
-        for tensor in layers:
-            members.setdefault(find(tensor), []).append(tensor)
+        links = ((tensor, first.setdefault(node, tensor)) for tensor in layers for node in uses[tensor])
         return [
             LayerGroup(
                 tuple(tensors),
                 tuple(dict.fromkeys(node for tensor in tensors for node in uses[tensor])),
                 tuple(self._switches[tensor] for tensor in tensors),
             )
-            for tensors in members.values()
+            for tensors in find_connected(layers, links)
         ]
 
     def single(self, tensors: Iterable[str]) -> list[LayerGroup]:

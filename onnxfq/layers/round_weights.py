@@ -293,7 +293,7 @@ class _Work:
         return RoundingJob(
             weight_array(self._model, name).astype(np.float32),
             placement.spec,
-            Scales(old.scale_array, old.zero_point_array.astype(np.float32), old.global_scale),
+            Scales(old.scale, old.zero_point.astype(np.float32), old.global_scale),
             layer.view,
             moments,
             placement.rounding,
@@ -335,7 +335,7 @@ def _join_encodings(
 
 
 def _with_scales(old: Encoding, scales: Scales) -> Encoding:
-    zero_point = scales.zero_point.astype(old.zero_point_array.dtype)
+    zero_point = scales.zero_point.astype(old.zero_point.dtype)
     return old.model_copy(
         update={
             "scale": scales.scale.reshape(old.param_shape),

@@ -104,25 +104,17 @@ def _views(
     """Return the weight in `slot` as matrices and the view of the other input; None if there is none."""
     shape = tuple(stored[axis] for axis in order)
     if node.op == "Gemm":
-        flipped = [bool(node.attrs.get(name, 0)) for name in ("transA", "transB")]
-        if slot == 1:
-            return MatrixView("Gemm", order, outputs_first=flipped[1]), InputView(
-                "Gemm", 0 if flipped[0] else 1
-            )
-        return MatrixView("Gemm", order, outputs_first=not flipped[0]), InputView(
-            "Gemm", 1 if flipped[1] else 0
-        )
+        flipped = [int(bool(node.attrs.get(name, 0))) for name in ("transA", "transB")]
+        axis = flipped[1 - slot] ^ slot
+        return MatrixView("Gemm", order, outputs_first=flipped[slot] == slot), InputView("Gemm", axis)
     if node.op == "MatMul":
         if len(shape) > 2 or (slot == 0 and len(shape) < 2):
             return None
-        if slot == 1:
-            return MatrixView("MatMul", order), InputView("MatMul", -1)
         other = node.inputs[1].shape
-        if other is None:
+        if slot == 0 and other is None:
             return None
-        return MatrixView("MatMul", order, outputs_first=True), InputView(
-            "MatMul", -2 if len(other) > 1 else 0
-        )
+        axis = -1 if slot == 1 else -2 if len(other) > 1 else 0
+        return MatrixView("MatMul", order, outputs_first=slot == 0), InputView("MatMul", axis)
     if node.op not in ("Conv", "ConvTranspose") or slot != 1:
         return None
     rank, group = len(shape) - 2, int(node.attrs.get("group", 1))

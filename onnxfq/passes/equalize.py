@@ -32,7 +32,7 @@ _EQUALIZED, _FACTORS = "/equalized", "/channel_factors"
 
 def channel_factors(encoding: Encoding) -> NDArray[np.float32]:
     """Return the scale of each equalized channel divided by the largest: powers of two up to 1, [C]."""
-    scale = encoding.scale_array
+    scale = encoding.scale
     return np.asarray(scale / scale.max(initial=0.0), np.float32)
 
 

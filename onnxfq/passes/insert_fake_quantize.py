@@ -112,7 +112,7 @@ def _round_weight(
 ) -> None:
     def round_values(name: str) -> gs.Constant:
         values = np.asarray(constant_array(tensor))
-        params = encoding.scale_array, encoding.zero_point_array
+        params = encoding.scale, encoding.zero_point
         grid, granularity = encoding.spec.grid, encoding.spec.granularity
         if grid.has_kernel:
             options = modes | granularity.attributes
@@ -156,8 +156,8 @@ _Operator = tuple[str, dict[str, Any], list[gs.Tensor]]
 
 def _static(editor: Editor, name: str, encoding: Encoding) -> _Operator:
     params: list[gs.Tensor] = [
-        editor.constant(f"{name}/scale", encoding.scale_array),
-        editor.constant(f"{name}/zero_point", encoding.zero_point_array.astype(np.float32)),
+        editor.constant(f"{name}/scale", encoding.scale),
+        editor.constant(f"{name}/zero_point", encoding.zero_point.astype(np.float32)),
     ]
     return "FakeQuantize", {"qtype": str(encoding.spec.grid)}, params
 

@@ -113,7 +113,7 @@ def _check_formats(plan: Plan, encodings: Encodings, form: QdqForm) -> None:
                 f"tensor {placement.tensor!r}: target {plan.target} has no form of {spec}; insert "
                 "fake-quant nodes instead"
             )
-        if not holds(encodings[placement.tensor].scale_array, placement.float_type):
+        if not holds(encodings[placement.tensor].scale, placement.float_type):
             raise PlanError(
                 f"tensor {placement.tensor!r}: a scale is not a {placement.float_type} number, the type "
                 "of the tensor; calibrate again with this plan"
@@ -279,7 +279,7 @@ def _carrier(encoding: Encoding) -> QType:
 def _clip(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> list[gs.Node]:
     """Make the nodes that clip `tensor` to the real numbers of the limits of its type."""
     qtype, name = encoding.spec.qtype, tensor.name
-    offset, scale = encoding.zero_point_array, encoding.scale_array
+    offset, scale = encoding.zero_point, encoding.scale
     dtype = FLOATS[placement.float_type].dtype
     with np.errstate(over="ignore"):
         low, high = (np.asarray((q - offset) * scale, dtype) for q in (qtype.qmin, qtype.qmax))

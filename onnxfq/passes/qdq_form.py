@@ -75,7 +75,7 @@ def expand_to_one_axis(encoding: Encoding, shape: Sequence[Any] | None) -> OnnxP
     dimension along which scales must be repeated is not fixed.
     """
     granularity = encoding.spec.granularity
-    scale, zero_point = encoding.scale_array, encoding.zero_point_array
+    scale, zero_point = encoding.scale, encoding.zero_point
     if granularity.block_shape is None:
         return OnnxParams(scale, zero_point, granularity)
     varying = [axis for axis, count in enumerate(scale.shape) if count > 1]

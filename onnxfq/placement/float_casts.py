@@ -41,20 +41,8 @@ from onnxfq.support.reasons import Reason
 
 SUMS = {
     **dict.fromkeys(
-        (
-            "CumSum",
-            "LpNormalization",
-            "LRN",
-            "MeanVarianceNormalization",
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceLogSum",
-            "ReduceLogSumExp",
-            "ReduceMean",
-            "ReduceProd",
-            "ReduceSum",
-            "ReduceSumSquare",
-        ),
+        """CumSum LpNormalization LRN MeanVarianceNormalization ReduceL1 ReduceL2 ReduceLogSum
+            ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare""".split(),
         "it sums over many elements",
     ),
     **dict.fromkeys(("InstanceNormalization", "GroupNormalization"), "its statistics are sums over a plane"),

@@ -35,7 +35,7 @@ def join_rotary_pairs(model: Model, plan: Plan, encodings: Iterable[Encoding]) -
 
 
 def _join(encoding: Encoding, index: GraphIndex) -> Encoding:
-    scales = encoding.scale_array
+    scales = encoding.scale
     partners = _find_partners(encoding.tensor, scales.size, index) if scales.ndim else None
     if partners is None:
         return encoding

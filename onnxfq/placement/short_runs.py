@@ -22,6 +22,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.graph.ops import is_weighted
 from onnxfq.graph.queries import weight_source
 from onnxfq.placement.target_policy import NodeDecision, fewer_or_noted
+from onnxfq.support.groups import find_connected
 
 OPEN_SIZE = 64
 """Size that an open axis counts as; an open first axis, of samples, counts as one."""
@@ -123,21 +124,13 @@ def _combine(node: gs.Node, origins: _Origins, low: Collection[str]) -> _Origin:
 
 def _join_runs(nodes: Sequence[gs.Node], origins: _Origins) -> Iterator[list[gs.Node]]:
     """Yield the quantized `nodes` in groups that read each other's results."""
-    heads = {node.name: node.name for node in nodes}
-
-    def find(name: str) -> str:
-        while heads[name] != name:
-            heads[name] = name = heads[heads[name]]
-        return name
-
-    for node in nodes:
-        for tensor in _read(node):
-            for source in origins.get(id(tensor), _FLOAT).nodes:
-                heads[find(source)] = find(node.name)
-    groups: dict[str, list[gs.Node]] = {}
-    for node in nodes:
-        groups.setdefault(find(node.name), []).append(node)
-    yield from groups.values()
+    named, read = (
+        {node.name: node for node in nodes},
+        [(n.name, tensor) for n in nodes for tensor in _read(n)],
+    )
+    links = ((name, source) for name, t in read for source in origins.get(id(t), _FLOAT).nodes)
+    for names in find_connected(named, links):
+        yield [named[name] for name in names]
 
 
 def _save(nodes: Sequence[gs.Node], origins: _Origins, low: Collection[str], kernel: int) -> float:

@@ -110,13 +110,8 @@ OPERATORS: dict[str, Quantized] = {
         ("QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"), Quantized(_TWO, GridOperand(0, 6, 7))
     ),
     **dict.fromkeys(
-        (
-            "QLinearAveragePool",
-            "QLinearGlobalAveragePool",
-            "QLinearLeakyRelu",
-            "QLinearSigmoid",
-            "QLinearSoftmax",
-        ),
+        """QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearSigmoid
+        QLinearSoftmax""".split(),
         _UNARY,
     ),
 }
@@ -142,20 +137,8 @@ _EVERY = tuple(range(1 << 8))
 _JOINS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     **dict.fromkeys(DATA_MOVEMENT, ((0,), (0,))),
     **dict.fromkeys(
-        (
-            "Compress",
-            "GatherElements",
-            "GatherND",
-            "NhwcMaxPool",
-            "ReduceMax",
-            "ReduceMin",
-            "Relu",
-            "Resize",
-            "ReverseSequence",
-            "TopK",
-            "Trilu",
-            "Upsample",
-        ),
+        """Compress GatherElements GatherND NhwcMaxPool ReduceMax ReduceMin Relu Resize ReverseSequence
+            TopK Trilu Upsample""".split(),
         ((0,), (0,)),
     ),
     "Split": ((0,), _EVERY),

@@ -6,6 +6,7 @@ from collections import Counter
 
 from onnxfq.documents.scores import Evaluation
 from onnxfq.report.text import float_lines, plan_summary, proof_lines
+from onnxfq.support.groups import group_pairs
 from onnxfq.targets.findings import CheckResult
 from onnxfq.tools.cast import Casting
 from onnxfq.tools.checkpoints.apply_checkpoint import AppliedCheckpoint
@@ -36,9 +37,7 @@ def applied_summary(result: AppliedCheckpoint) -> str:
 def exported_summary(result: ExportedCheckpoint) -> str:
     """Return number formats, lost layers and notes of a written checkpoint."""
     lines = [f"checkpoint {result.to}: {count} layers {text}" for text, count in result.formats.items()]
-    reasons: dict[str, list[str]] = {}
-    for module, why in result.lost.items():
-        reasons.setdefault(why, []).append(module)
+    reasons = group_pairs((why, module) for module, why in result.lost.items())
     lines += [
         f"lost       {len(names)} layers are in float, as {names[0]!r}: {why}"
         for why, names in reasons.items()

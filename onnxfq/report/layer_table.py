@@ -20,6 +20,7 @@ from onnxfq.numerics.metrics import ratio_db
 from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.tensor_rows import all_tensors
 from onnxfq.support.files import write_text
+from onnxfq.support.groups import group_pairs
 
 
 def layer_table(result: QuantizeResult) -> LayerTable:
@@ -41,13 +42,12 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     total = sum(products.values())
     multiplies = {node: count / total for node, count in products.items() if total}
     ranked = () if result.sensitivity is None else result.sensitivity.groups
-    groups = {node: group for group in ranked for node in group.nodes}
+    groups = {node: own for own in ranked for node in own.nodes}
     quantized = plan.quantized_nodes | {bridge.node for bridge in plan.bridges}
     why = {skipped.name: skipped.why for skipped in plan.skipped if skipped.kind == "node"}
-    placed: dict[str, list[str]] = {}
-    for placement in plan.placements:
-        for use in placement.uses:
-            placed.setdefault(use.node, []).append(placement.tensor)
+    placed = group_pairs(
+        (use.node, placement.tensor) for placement in plan.placements for use in placement.uses
+    )
     paths = module_paths(graph)
     tensors = all_tensors(result, activations)
     rows = []
@@ -56,7 +56,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
         powers = [10 ** (-db / 10) for db in inputs]
         before = sum(powers) if node.name in products else max(powers, default=0.0)
         after = noise.get(node.output[0])
-        group = groups.get(node.name)
+        own = groups.get(node.name)
         rows.append(
             LayerRow(
                 node=node.name,
@@ -74,14 +74,14 @@ def layer_table(result: QuantizeResult) -> LayerTable:
                 else _added_db(before, after)
                 if node.name in placed
                 else math.inf,
-                alone_db=None if group is None else group.alone_db,
-                rest_db=None if group is None else group.rest_db,
+                alone_db=None if own is None else own.alone_db,
+                rest_db=None if own is None else own.rest_db,
                 multiplies=multiplies.get(node.name),
             )
         )
     lost = lost_values(tensors)
-    own = {row.tensor: math.inf if row.sqnr_db is None else row.sqnr_db for row in tensors}
-    rows.sort(key=lambda row: _rank(row, lost, own))
+    noises = {row.tensor: math.inf if row.sqnr_db is None else row.sqnr_db for row in tensors}
+    rows.sort(key=lambda row: _rank(row, lost, noises))
     return LayerTable(
         layers=tuple(rows),
         tensors=tensors,

@@ -8,6 +8,7 @@ from typing import TypedDict
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore
 from onnxfq.documents.timing import Timing
 from onnxfq.documents.trial import Trial
+from onnxfq.support.groups import group_pairs
 from onnxfq.tools.build_written import BuildRecord
 
 Cell = str | list[str]
@@ -106,9 +107,6 @@ def kernel_tables(engine: BuildRecord | None) -> list[PageTable]:
 
 def reason_tables(skipped: Iterable[tuple[str, str]]) -> list[PageTable]:
     """Return the reasons for float with the names that share them, the most frequent first."""
-    names: dict[str, list[str]] = {}
-    for why, name in skipped:
-        names.setdefault(why, []).append(name)
-    ordered = sorted(names.items(), key=lambda item: -len(item[1]))
+    ordered = sorted(group_pairs(skipped).items(), key=lambda item: -len(item[1]))
     rows: list[Sequence[Cell]] = [(why, str(len(those)), those) for why, those in ordered]
     return list_table("Tensors and nodes in float", "", [("reason", "count", "names"), *rows])

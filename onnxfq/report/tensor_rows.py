@@ -180,7 +180,7 @@ def _estimate_sqnr_db(statistics: Statistics, encoding: Encoding) -> float:
         return _estimate_channel_sqnr_db(statistics, encoding)
     each = [statistics[encoding.tensor]] if groups is None or not encoding.param_shape else groups.split()
     power = noise = 0.0
-    scales = zip(encoding.scale_array.flat, encoding.zero_point_array.flat, strict=True)
+    scales = zip(encoding.scale.flat, encoding.zero_point.flat, strict=True)
     for seen, (scale, zero_point) in zip(each, scales, strict=True):
         density = Density.from_statistics(seen)
         power += density.power
@@ -196,5 +196,5 @@ def _estimate_channel_sqnr_db(statistics: Statistics, encoding: Encoding) -> flo
     """
     seen = statistics[encoding.tensor]
     each = seen.finite / max(encoding.scale.size, 1)
-    noise = each * float((encoding.scale_array.astype(np.float64) ** 2).sum()) / 12.0
+    noise = each * float((encoding.scale.astype(np.float64) ** 2).sum()) / 12.0
     return ratio_db(Density.from_statistics(seen).power, noise)

@@ -15,6 +15,7 @@ from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation, OutputScore
 from onnxfq.documents.trial import Trial, trial_lines
 from onnxfq.layers.channel_statistics import measure_channels
 from onnxfq.quantizing.pipeline import QuantizeResult
+from onnxfq.support.groups import group_pairs
 from onnxfq.support.plurals import name_first
 from onnxfq.targets.recipes import find_wider
 
@@ -62,25 +63,23 @@ def _reason_lines(skipped: Sequence[Skipped], most: int) -> list[str]:
 
     Reasons that differ in readers, names and numbers only share a line, which has the most frequent one.
     """
-    groups: dict[str, list[Skipped]] = {}
-    for one in skipped:
-        groups.setdefault(_DETAILS.sub("", one.why), []).append(one)
-    ordered = sorted(groups.values(), key=lambda group: (all(x.kind == "tensor" for x in group), -len(group)))
-    lines = [f"float      {_reason(group)}" for group in ordered[:most]]
-    left = Counter(one.kind for group in ordered[most:] for one in group)
+    groups = group_pairs((_DETAILS.sub("", one.why), one) for one in skipped)
+    ordered = sorted(groups.values(), key=lambda alike: (all(x.kind == "tensor" for x in alike), -len(alike)))
+    lines = [f"float      {_reason(alike)}" for alike in ordered[:most]]
+    left = Counter(one.kind for alike in ordered[most:] for one in alike)
     if left:
         more = ", ".join(f"{count} more {kind}{'s' * (count > 1)}" for kind, count in sorted(left.items()))
         lines.append(f"           and {more}; the plan file and the report list all")
     return lines
 
 
-def _reason(group: Sequence[Skipped]) -> str:
+def _reason(alike: Sequence[Skipped]) -> str:
     """Return the tensors and nodes of one reason by number and operator, and the reason."""
-    counts = Counter(one.op_type if one.kind == "node" else "tensor" for one in group)
-    whys = Counter(one.why for one in group)
+    counts = Counter(one.op_type if one.kind == "node" else "tensor" for one in alike)
+    whys = Counter(one.why for one in alike)
     why = whys.most_common(1)[0][0]
-    first = next(one.name for one in group if one.why == why)
-    if len(group) == 1:
+    first = next(one.name for one in alike if one.why == why)
+    if len(alike) == 1:
         return f"{next(iter(counts))} {first!r}: {why}"
     # "Adds (residual)", not "Add (residual)s".
     kinds = [(count, *what.partition(" (")) for what, count in counts.most_common()]

@@ -24,6 +24,7 @@ from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.segments import list_reads
 from onnxfq.runtime.optimized_graph import write_optimized
 from onnxfq.runtime.session import Session
+from onnxfq.support.groups import group_pairs
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 
@@ -94,10 +95,7 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
 
 def _observe_at_once(graph: onnx.GraphProto) -> None:
     """Move every observer directly after the node that computes its tensor."""
-    waiting: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        if _is_observer(node):
-            waiting.setdefault(node.input[0], []).append(node)
+    waiting = group_pairs((node.input[0], node) for node in graph.node if _is_observer(node))
     computed = GraphIndex(graph).makers
     order = [node for name in list(waiting) if name not in computed for node in waiting.pop(name)]
     for node in graph.node:

@@ -33,6 +33,7 @@ from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_
 from onnxfq.stages.limits import describe_limits, find_unreached
 from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
 from onnxfq.stages.zeroed_values import warn_zeroed_values
+from onnxfq.support.groups import group_pairs
 from onnxfq.support.reasons import Reason
 from onnxfq.targets.target import prepare_model
 
@@ -166,7 +167,7 @@ def encode_weights(
 def _raise_constant(model: Model, plan: Plan, encoding: Encoding, floors: Mapping[str, float]) -> Encoding:
     """Return the encoding of a constant, of a range from its floor on if it has one."""
     floor = floors.get(encoding.tensor)
-    if floor is None or encoding.scale_array.ndim:
+    if floor is None or encoding.scale.ndim:
         return encoding
     placement = next(p for p in plan.weights if p.tensor == encoding.tensor)
     values = np.maximum(_weight(model, placement), np.float32(floor))
@@ -225,10 +226,7 @@ def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tu
     """Return the activations without a finite value in any run; warn once per branch."""
     absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
     places = model.index.enclosing if absent else {}
-    told: dict[str, list[str]] = {}
-    for tensor in absent:
-        told.setdefault(places.get(tensor, ""), []).append(tensor)
-    for place, tensors in told.items():
+    for place, tensors in group_pairs((places.get(tensor, ""), tensor) for tensor in absent).items():
         where = f"{place} was not taken: " if place else ""
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
         log.warning(

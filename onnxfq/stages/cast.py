@@ -29,7 +29,6 @@ from onnxfq.stages.insert import TARGET_KEY, find_target, with_float_type
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions
-from onnxfq.stages.score import score_models
 from onnxfq.targets.target import target_by_name
 
 
@@ -81,16 +80,7 @@ def compare_half(inputs: QuantizeSession, options: RunOptions) -> tuple[int, Eva
     proto = deepcopy(inputs.model.proto)
     proto.metadata_props.add(key=TARGET_KEY, value=inputs.model.target)
     cast = cast_rest(inputs, proto, FloatOptions("fp16"), options)
-    with weights_stored_in(inputs.scratch):
-        evaluation = score_models(
-            inputs.compared,
-            {"float16": cast.comparable},
-            inputs.kept,
-            threads=options.threads,
-            device=options.device,
-            exact=options.exact,
-            judged=inputs.judged,
-        )
+    evaluation = inputs.score({"float16": cast.comparable}, inputs.kept, options)
     return max(cast.qdq.ByteSize(), weight_bytes(cast.qdq)), evaluation
 
 

@@ -53,7 +53,7 @@ def encode_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> li
     """
     made = []
     for bias, data, weight in _products_of_biases(plan, encodings):
-        scale = np.maximum(data.scale_array * weight.scale_array, np.finfo(np.float32).tiny)
+        scale = np.maximum(data.scale * weight.scale, np.finfo(np.float32).tiny)
         made.append(Encoding.of(bias.tensor, bias.spec, scale, np.zeros(scale.shape, np.int32)))
         _warn_saturated(made[-1], np.asarray(weight_array(model, bias.tensor), np.float32))
     return made
@@ -72,16 +72,16 @@ def fit_weights_to_biases(model: Model, plan: Plan, encodings: Iterable[Encoding
     needed: dict[str, NDArray[np.float32]] = {}
     for bias, data, weight in _products_of_biases(plan, known.values()):
         values = np.abs(np.asarray(weight_array(model, bias.tensor), np.float64))
-        if weight.scale_array.ndim == 0:
+        if weight.scale.ndim == 0:
             values = values.max(initial=0.0)
-        exact = values / (bias.spec.qtype.qmax * np.asarray(data.scale_array, np.float64))
-        least = np.nextafter(exact.astype(np.float32), np.float32(np.inf)).reshape(weight.scale_array.shape)
+        exact = values / (bias.spec.qtype.qmax * np.asarray(data.scale, np.float64))
+        least = np.nextafter(exact.astype(np.float32), np.float32(np.inf)).reshape(weight.scale.shape)
         needed[weight.tensor] = np.maximum(needed.get(weight.tensor, least), least)  # the most of its biases
     for tensor, least in needed.items():
         weight = known[tensor]
         is_zero = _channels_of_zeros(model, weight) & (least > np.finfo(np.float32).tiny)
-        fitting = np.where(is_zero, least, np.maximum(weight.scale_array, least))
-        if (fitting != weight.scale_array).any():
+        fitting = np.where(is_zero, least, np.maximum(weight.scale, least))
+        if (fitting != weight.scale).any():
             known[tensor] = weight.model_copy(update={"scale": fitting})
     return list(known.values())
 
@@ -90,7 +90,7 @@ def _channels_of_zeros(model: Model, weight: Encoding) -> NDArray[np.bool_]:
     """Return for each scale of `weight` whether all its values are 0."""
     values, axis = weight_array(model, weight.tensor), weight.spec.granularity.axis
     others = tuple(d for d in range(values.ndim) if axis is None or d != axis % values.ndim)
-    return np.asarray(~np.asarray(values, bool).any(axis=others)).reshape(weight.scale_array.shape)
+    return np.asarray(~np.asarray(values, bool).any(axis=others)).reshape(weight.scale.shape)
 
 
 def _products_of_biases(
@@ -111,7 +111,7 @@ def _products_of_biases(
 
 def _warn_saturated(encoding: Encoding, values: NDArray[np.float32]) -> None:
     with np.errstate(over="ignore"):
-        steps = np.abs(values / encoding.scale_array)
+        steps = np.abs(values / encoding.scale)
     beyond = int((steps > encoding.spec.qtype.qmax).sum())
     if beyond:
         log.warning(
@@ -138,7 +138,7 @@ def with_half_scales(encodings: Encodings, name: FloatName) -> Encodings:
 
 def _round_encoding(encoding: Encoding, name: FloatName) -> Encoding:
     half = HALF_TYPES[name]
-    scale = encoding.scale_array
+    scale = encoding.scale
     if encoding.spec.dynamic or encoding.spec.scale_type != "float32" or not scale.size:
         return encoding
     if scale.min() < half.smallest or scale.max() > half.largest:

@@ -180,18 +180,14 @@ def compare_forms(
     one_form = lacking or qdq is simulation or (twins and not options.exact)
     switched = None if is_large(simulation) else switch_activations(simulation)
     candidates = {"fake-quant": switched or simulation} | ({} if one_form else {"Q/DQ": qdq})
-    found = score_models(
-        inputs.compared,
+    found = inputs.score(
         candidates if feeds else {},
         feeds,
-        threads=options.threads,
+        options,
         progress=options.stage("evaluate", count_runs(feeds)),
-        device=options.device,
-        exact=options.exact,
         narrow_from=0 if options.exact or inputs.judged.states else least,
         expected=floats.over(feeds) if candidates and floats is not None else None,
         weights_alone=switched is not None,
-        judged=inputs.judged,
     )
     notes = ["no data to compare with was given"] if inputs.feeds is None else notes
     scores = tuple(number_samples(score, inputs.feeds, feeds) for score in found.candidates)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -15,6 +16,7 @@ from onnxfq.data.replay import KeptFeeds
 from onnxfq.data.stream import FloatOutputs
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import explain_mode
+from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import RecipeError
 from onnxfq.execution.column_parts import find_columns, list_open, with_columns
 from onnxfq.execution.reference_runs import ReferenceRuns, keep_outputs, keep_stream_outputs
@@ -37,6 +39,7 @@ from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.options import QuantizeOptions, RunOptions, open_feeds
+from onnxfq.stages.score import score_models
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import prepare_model, target_by_name
 
@@ -112,6 +115,18 @@ class QuantizeSession:
             outputs = iter(kept)
         names = output_names(self.compared)
         return replace(self, columns=find_columns(self.judged, names, list(outputs)))
+
+    def score(
+        self,
+        candidates: Mapping[str, onnx.ModelProto],
+        feeds: Iterable[Feed],
+        options: RunOptions,
+        **how: Any,
+    ) -> Evaluation:
+        """Return the scores of quantized forms against the float model; `how` is as for `score_models`."""
+        usual = {"threads": options.threads, "device": options.device, "exact": options.exact}
+        with weights_stored_in(self.scratch):
+            return score_models(self.compared, candidates, feeds, **{**usual, "judged": self.judged, **how})
 
     @property
     def kept(self) -> list[Feed]:

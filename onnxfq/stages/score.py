@@ -25,6 +25,7 @@ from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.signature import output_names
 from onnxfq.numerics.windows import WINDOW
 from onnxfq.runtime.session import Progress
+from onnxfq.support.groups import group_pairs
 from onnxfq.targets.target import Opener
 
 NO_OPENERS: Mapping[str, Opener] = {}
@@ -171,10 +172,8 @@ def _describe_choices(judged: JudgedTensors) -> Iterator[str]:
 
 def _describe_states(states: Mapping[str, str], fed_back: FedBack | None) -> Iterator[str]:
     """Yield a note on the outputs that are fed back, one for all that were run alike."""
-    alike: dict[str, list[str]] = {}
-    for name, of in states.items():
-        alike.setdefault(_describe_run(fed_back.lengths(of) if fed_back else []), []).append(name)
-    for run, names in alike.items():
+    runs = ((_describe_run(fed_back.lengths(of) if fed_back else []), name) for name, of in states.items())
+    for run, names in group_pairs(runs).items():
         first = names[0]
         some = f"output {first!r} counts as state that input {states[first]!r} takes: its"
         many = f"{len(names)} outputs count as state that inputs take, such as {first!r}: their"

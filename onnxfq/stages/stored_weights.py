@@ -15,6 +15,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.stored_grid import StoredScale
 from onnxfq.numerics.float_types import round_scale
 from onnxfq.numerics.layout import Layout, expand_params
+from onnxfq.support.groups import group_pairs
 from onnxfq.support.plurals import name_first
 
 _LISTED = 4
@@ -94,10 +95,7 @@ class StoredNumbers:
         parts = [f"{self.kept} kept"] if self.kept else []
         for name, (count, size) in self.clipped.items():
             parts.append(f"{name!r} kept but for {count} of its {size} numbers, which are clipped")
-        reasons: dict[str, list[str]] = {}
-        for name, why in self.rounded.items():
-            reasons.setdefault(why, []).append(name)
-        for why, names in reasons.items():
+        for why, names in group_pairs((why, name) for name, why in self.rounded.items()).items():
             listed = name_first([*map(repr, names)], _LISTED)
             parts.append(f"{len(names)} rounded again ({listed}): {why}")
         return f"weights with numbers on a grid: {'; '.join(parts)}" if parts else ""
@@ -127,7 +125,7 @@ def compare_stored(model: Model, plan: Plan, encodings: Encodings) -> StoredNumb
             kept += 1
         elif fitting is not None and not np.array_equal(values, source):
             rounded[name] = "equalizing, smoothing or rounding by moments changed their values"
-        elif fitting is not None and np.allclose(fitting, encoding.scale_array, rtol=2**-7, atol=0.0):
+        elif fitting is not None and np.allclose(fitting, encoding.scale, rtol=2**-7, atol=0.0):
             clipped[name] = int(changed.sum()), changed.size
         else:
             rounded[name] = f"{encoding.spec} does not have the grid of the source"

@@ -50,7 +50,7 @@ def middle_sqnr_db(
     encoding, middle = encodings[name], middle_half(Density.from_statistics(statistics[name]))
     if encoding.param_shape or not middle.counts.size:
         return None
-    scale, zero_point = float(encoding.scale_array), float(encoding.zero_point_array)
+    scale, zero_point = float(encoding.scale), float(encoding.zero_point)
     sqnr_db = ratio_db(middle.power, estimate_noise(middle, scale, zero_point, encoding.spec.qtype))
     return None if sqnr_db < KEPT_DB and _is_probability(model, name) else sqnr_db
 

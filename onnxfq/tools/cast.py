@@ -33,7 +33,6 @@ from onnxfq.stages.cast import decide_floats
 from onnxfq.stages.inputs import QuantizeSession, open_inputs
 from onnxfq.stages.insert import FLOAT_KEY, TARGET_KEY, with_float_type
 from onnxfq.stages.options import RunOptions
-from onnxfq.stages.score import score_models
 from onnxfq.stages.write import write_model
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.profiles import draw_feed, profiles
@@ -245,18 +244,9 @@ def _check(half: onnx.ModelProto, source: str) -> CheckResult:
 
 
 def _compare(inputs: QuantizeSession, name: str, half: onnx.ModelProto, options: RunOptions) -> Evaluation:
-    with weights_stored_in(inputs.scratch):
-        return score_models(
-            inputs.compared,
-            {name: half},
-            inputs.kept,
-            threads=options.threads,
-            progress=options.stage("evaluate", len(inputs.kept)),
-            device=options.device,
-            exact=options.exact,
-            narrow_from=0 if options.exact or inputs.judged.states else LEAST_FEEDS,
-            judged=inputs.judged,
-        )
+    progress = options.stage("evaluate", len(inputs.kept))
+    narrow_from = 0 if options.exact or inputs.judged.states else LEAST_FEEDS
+    return inputs.score({name: half}, inputs.kept, options, progress=progress, narrow_from=narrow_from)
 
 
 def _count_casts(proto: onnx.ModelProto) -> int:

@@ -16,6 +16,7 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.interchange.genai_folder import find_decoder
+from onnxfq.support.groups import group_pairs
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 from onnxfq.tools.inspect import Inspection, QuantizedTensor, inspect_model
@@ -59,9 +60,7 @@ class Differences(Record):
         """Return the differences as plain text; many alike share a line."""
         if self.equal:
             return f"no difference between {self.first} and {self.second}"
-        alike: dict[tuple[str, str, str], list[str]] = {}
-        for one in self.found:
-            alike.setdefault((one.what, one.first, one.second), []).append(one.tensor or "(model)")
+        alike = group_pairs(((d.what, d.first, d.second), d.tensor or "(model)") for d in self.found)
         rows = [("tensor", "what", self.first, self.second)]
         for key, tensors in alike.items():
             shown = tensors if len(tensors) <= _FEW else [f"{len(tensors)} tensors, as {tensors[0]}"]

@@ -213,7 +213,7 @@ def test_plan_can_be_edited(run: Run) -> None:
     run("observe model.onnx --plan p.json --data data.npz -o s.npz")
     run("calibrate model.onnx --plan p.json --statistics s.npz -o e.json")
     x = Statistics.load("s.npz")["x"]
-    assert Encodings.load("e.json")["x"].scale_array == np.float32(max(x.rmin / -128, x.rmax / 127))
+    assert Encodings.load("e.json")["x"].scale == np.float32(max(x.rmin / -128, x.rmax / 127))
 
 
 def test_table_of_calibrators(run: Run) -> None:

@@ -12,16 +12,10 @@ import pytest
 from onnxfq.cli.digits import PER_AXIS, PER_TENSOR, DemoResult, run_demo
 from onnxfq.cli.main import main
 
-FILES = {
-    "digits_int8_per_tensor.onnx",
-    "digits_int8_per_axis.onnx",
-    "digits_fakequant.onnx",
-    "report.html",
-    "digits.onnx",
-    "calibration.npz",
-    "test.npz",
-    "labels.npy",
-}
+FILES = set(
+    """digits_int8_per_tensor.onnx digits_int8_per_axis.onnx digits_fakequant.onnx report.html digits.onnx
+    calibration.npz test.npz labels.npy""".split()
+)
 
 
 @pytest.fixture(scope="module")

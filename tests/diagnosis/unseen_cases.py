@@ -44,13 +44,7 @@ Rng = np.random.Generator
 def strided() -> Network:
     """A residual network with a projection in its shortcut and a MaxPool."""
     w = Weights(11)
-    w.layer("stem", 12, 3, 5, 5)
-    w.layer("a", 12, 12, 3, 3)
-    w.layer("b", 12, 12, 3, 3)
-    w.layer("c", 20, 12, 3, 3)
-    w.layer("d", 20, 20, 3, 3)
-    w.layer("short", 20, 12, 1, 1)
-    w.layer("head", 7, 20)
+    w.layers("stem 12 3 5 5, a 12 12 3 3, b 12 12 3 3, c 20 12 3 3, d 20 20 3 3, short 20 12 1 1, head 7 20")
     text = """g (float[N,3,16,16] x) => (float[N,7] y) {
         [stem] s = Conv <pads=[2,2,2,2]> (x, stem_w, stem_b) [stem_relu] sr = Relu (s)
         [pool] p = MaxPool <kernel_shape=[2,2], strides=[2,2]> (sr)
@@ -69,13 +63,10 @@ def strided() -> Network:
 def decoder() -> Network:
     """A network from picture to picture: down, up by a transposed convolution, and a Concat."""
     w = Weights(12)
-    w.layer("first", 8, 3, 3, 3)
-    w.layer("down", 16, 8, 3, 3)
-    w.layer("mid", 16, 16, 3, 3)
+    w.layers("first 8 3 3 3, down 16 8 3 3, mid 16 16 3 3")
     w.layer("up", 16, 8, 2, 2, fan_in=16)
     w.arrays["up_b"] = w.arrays["up_b"][:8]
-    w.layer("join", 8, 16, 3, 3)
-    w.layer("last", 2, 8, 1, 1)
+    w.layers("join 8 16 3 3, last 2 8 1 1")
     text = """g (float[N,3,16,16] x) => (float[N,2,16,16] y) {
         [first] a = Conv <pads=[1,1,1,1]> (x, first_w, first_b) [first_relu] ar = Relu (a)
         [down] b = Conv <pads=[1,1,1,1], strides=[2,2]> (ar, down_w, down_b) [down_relu] br = Relu (b)
@@ -117,14 +108,10 @@ def mixer() -> Network:
 def gated() -> Network:
     """Inverted residuals whose channels are weighed by a gate of the whole picture, with HardSwish."""
     w = Weights(14)
-    w.layer("stem", 10, 3, 3, 3)
-    w.layer("up", 20, 10, 1, 1)
-    w.layer("dw", 20, 1, 3, 3)
-    w.layer("less", 5, 20, 1, 1)
-    w.layer("more", 20, 5, 1, 1)
-    w.layer("down", 10, 20, 1, 1)
-    w.layer("last", 16, 10, 1, 1)
-    w.layer("head", 6, 16)
+    w.layers(
+        "stem 10 3 3 3, up 20 10 1 1, dw 20 1 3 3, less 5 20 1 1, more 20 5 1 1, down 10 20 1 1, "
+        "last 16 10 1 1, head 6 16"
+    )
     text = """g (float[N,3,16,16] x) => (float[N,6] y) {
         [stem] s = Conv <pads=[1,1,1,1], strides=[2,2]> (x, stem_w, stem_b) [stem_hs] sr = HardSwish (s)
         [up] a = Conv (sr, up_w, up_b) [up_relu] ar = Relu (a)

@@ -43,7 +43,7 @@ def test_scales_are_exact_through_json(scales):
     encoding = Encoding.of("w", PER_AXIS, f32(*scales), i32(*[0] * len(scales)))
     again = Encoding.model_validate_json(encoding.model_dump_json())
     assert again == encoding
-    assert again.scale_array.tobytes() == f32(*scales).tobytes()
+    assert again.scale.tobytes() == f32(*scales).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_files_are_exact(tmp_path, spec, shape):
     encodings.save(tmp_path / "e.json")
     loaded = Encodings.load(tmp_path / "e.json")
     assert loaded == encodings
-    assert loaded["a"].scale_array.dtype == np.float32 and loaded["a"].zero_point_array.dtype == np.int32
-    assert np.array_equal(loaded["a"].scale_array, arrays[0]) and loaded["a"].scale_array.shape == shape
-    assert np.array_equal(loaded["a"].zero_point_array, arrays[1])
+    assert loaded["a"].scale.dtype == np.float32 and loaded["a"].zero_point.dtype == np.int32
+    assert np.array_equal(loaded["a"].scale, arrays[0]) and loaded["a"].scale.shape == shape
+    assert np.array_equal(loaded["a"].zero_point, arrays[1])
 
 
 def test_range_is_that_of_fake_quantized_infinities():
@@ -77,7 +77,7 @@ def test_range_is_that_of_fake_quantized_infinities():
     spec = QuantSpec(qtype="uint8", symmetric=False, axis=0)
     encoding = Encoding.of("x", spec, f32(0.5, 0.25), i32(10, 200))
     far = np.asarray([[-1e9, 1e9]] * 2, np.float32)
-    reached = fake_quantize(far, encoding.scale_array, encoding.zero_point_array, qtype=spec.qtype, axis=0)
+    reached = fake_quantize(far, encoding.scale, encoding.zero_point, qtype=spec.qtype, axis=0)
     assert (encoding.rmin, encoding.rmax) == (reached.min(), reached.max())
 
 
@@ -178,7 +178,7 @@ def test_broken_global_scales(scale, shared, words):
 def test_dynamic_encodings():
     """They hold no scales and no range; a global scale goes with scale_type e4m3."""
     one = Encoding.of_running_model("x", DYNAMIC)
-    assert (one.scale_array.size, one.zero_point_array.size) == (0, 0)
+    assert (one.scale.size, one.zero_point.size) == (0, 0)
     assert np.isnan(one.rmin) and np.isnan(one.rmax)
     both = NVFP4.model_copy(update={"dynamic": True})
     assert Encoding.of_running_model("x", both, 0.5).global_scale == 0.5
@@ -187,7 +187,7 @@ def test_dynamic_encodings():
 def test_fractional_zero_points_stay_what_they_are():
     """They are floats in the file and float32 as an array; integers stay integers."""
     one = Encoding.of("x", FRACTIONAL, np.asarray(1.0), np.asarray(3.5))
-    assert one.zero_point == (3.5,) and one.zero_point_array.dtype == np.float32
+    assert one.zero_point == (3.5,) and one.zero_point.dtype == np.float32
     assert Encoding.model_validate_json(one.model_dump_json()) == one
     assert (one.rmin, one.rmax) == (-3.5, 251.5)
     plain = Encoding.of("x", UINT8, np.asarray(1.0), np.asarray(3))
@@ -259,7 +259,7 @@ def test_a_tensor_is_encoded_once(tmp_path):
 def test_encodings_compare_after_their_arrays_were_read():
     """Reading the arrays leaves nothing behind that equality would trip over."""
     one, two = (Encoding.of("a", PER_AXIS, f32(1, 2), i32(0, 0)) for _ in range(2))
-    assert one.scale_array.tolist() == [1, 2] and one.zero_point_array.tolist() == [0, 0]
+    assert one.scale.tolist() == [1, 2] and one.zero_point.tolist() == [0, 0]
     assert one == two
 
 

@@ -25,16 +25,8 @@ CONV = "c = Conv <pads = [1,1,1,1]> (x, w0, b0)"
 IMAGE, ROWS = "float[N,3,8,8] x", "float[N,5,6] x"
 SHAPES = {"w0": (8, 3, 3, 3), "b0": (8,), "w1": (4, 8, 3, 3), "w2": (4, 8, 1, 1), "p": (8, 1, 1), "v": (8,)}
 SHAPES |= {"wd": (8, 1, 3, 3), "wt": (8, 4, 2, 2), "w16": (4, 16, 1, 1), "wq": (4, 2, 1, 1), "wf": (512, 5)}
-SHAPES |= {
-    "m0": (6, 8),
-    "m2": (6, 8),
-    "mb": (8,),
-    "m1": (8, 4),
-    "g": (8,),
-    "m8": (8, 8),
-    "g2": (4, 8),
-    "e": (8, 8),
-}
+SHAPES |= {"m0": (6, 8), "m2": (6, 8), "mb": (8,), "m1": (8, 4), "g": (8,), "m8": (8, 8), "g2": (4, 8)}
+SHAPES |= {"e": (8, 8)}
 LINEAR = "h = MatMul (x, m0) c = Add (h, mb)"
 
 # Name: input, nodes, and how many operators with weights read channels with free factors.
@@ -104,6 +96,12 @@ NETWORKS = {
         f"{LINEAR} r = LayerNormalization (c, g, mb) s = LayerNormalization (x2, g, mb) "
         "y1 = MatMul (r, m1) y2 = MatMul (s, m1) y = Add (y1, y2)",
         2,
+    ),
+    "shared and turned": (
+        ROWS,
+        f"{LINEAR} r = MatMul (c, m8) t = Transpose <perm = [1,0]> (m8) s = MatMul (r, t) "
+        "k = MatMul (s, e) y = MatMul (k, m1)",
+        1,
     ),
 }
 

@@ -61,19 +61,7 @@ def outputs(proto: onnx.ModelProto, feed: Arrays) -> list[list[np.ndarray]]:
     return results
 
 
-OURS = (
-    "q",
-    "dq",
-    "scale",
-    "zero_point",
-    "fq",
-    "clip",
-    "observe",
-    "observe/range",
-    "observe/bins",
-    "q_2",
-    "dq_2",
-)
+OURS = tuple("q dq scale zero_point fq clip observe observe/range observe/bins q_2 dq_2".split())
 SCHEMES: dict[str, tuple[Rename, Rename]] = {
     "unicode": (lambda n, i: f"层/卷积 {i} ñ\U0001f600{n}", lambda n, i: f"узел {i}"),
     "spaces": (lambda n, i: f"  a b {i}\t", lambda n, i: f" {n} {i} "),

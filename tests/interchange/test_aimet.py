@@ -66,7 +66,7 @@ def test_activations_have_aimets_scales(name: str, version: str, tmp_path: Path)
         if tensor not in encodings:
             continue
         mine = encodings[tensor]
-        assert mine.scale_array == np.float32(said["scale"])
+        assert mine.scale == np.float32(said["scale"])
         if mine.spec.qtype.full_range:
             lowest = np.iinfo(said["type"]).min
             assert mine.zero_point - mine.spec.qtype.qmin == said["zero_point"] - lowest
@@ -200,7 +200,7 @@ def test_blocks_of_a_transposed_convolution(tmp_path: Path) -> None:
     _, found = fitted(transposed(), file(tmp_path, content), SCHEMES["int8"])
     (encoding,) = found.encodings
     assert encoding.spec.granularity.block_shape == (2, 1, -1, -1)
-    np.testing.assert_array_equal(encoding.scale_array[:, :, 0, 0], [[1, 2, 3, 4], [5, 6, 7, 8]])
+    np.testing.assert_array_equal(encoding.scale[:, :, 0, 0], [[1, 2, 3, 4], [5, 6, 7, 8]])
     model = load(transposed())
     scheme = {"qtype": "int4", "granularity": "block_shape", "block_shape": (1, 2, -1, -1)}
     plan = make_plan(model, recipe_of(scheme, {"qtype": "int8"}))
@@ -351,7 +351,7 @@ def test_formats_come_back_with_a_recipe_of_another(scheme: str, tmp_path: Path)
     again = by_tensor(found)
     for encoding in encodings.encodings:
         mine = again[encoding.tensor]
-        np.testing.assert_array_equal(mine.scale_array, encoding.scale_array)
+        np.testing.assert_array_equal(mine.scale, encoding.scale)
         assert (mine.rmin, mine.rmax) == (encoding.rmin, encoding.rmax)
 
 

@@ -142,8 +142,8 @@ def test_overrides_give_onnxruntimes_scales(name: str, tmp_path: Path) -> None:
     _, found = fitted(network(), OVERRIDES[name], recipe)
     mine = by_tensor(found)
     for tensor, (scale, zero) in by_onnxruntime(OVERRIDES[name], tmp_path).items():
-        np.testing.assert_array_equal(mine[tensor].scale_array, scale)
-        moved = mine[tensor].zero_point_array - mine[tensor].spec.qtype.qmin
+        np.testing.assert_array_equal(mine[tensor].scale, scale)
+        moved = mine[tensor].zero_point - mine[tensor].spec.qtype.qmin
         lowest = mine[tensor].spec.qtype.qmin if "reduced" in name else np.iinfo(zero.dtype).min
         np.testing.assert_array_equal(moved, zero.astype(np.int64) - lowest)
 
@@ -171,7 +171,7 @@ def test_a_format_alone_is_calibrated(tmp_path: Path) -> None:
     x = result.encodings["x"]
     assert (x.spec.qtype.name, x.spec.symmetric) == ("int16", True)
     ends = data["x"].min().astype(np.float64), data["x"].max().astype(np.float64)
-    assert x.scale_array == np.float32(max(ends[0] / -32768, ends[1] / 32767))
+    assert x.scale == np.float32(max(ends[0] / -32768, ends[1] / 32767))
 
 
 @pytest.mark.filterwarnings("ignore")

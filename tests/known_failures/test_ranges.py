@@ -40,7 +40,7 @@ def feeds_of(samples: NDArray[np.float32], size: int = 1) -> list[Arrays]:
 
 def scale(result: QuantizeResult) -> float:
     """The scale of the input."""
-    return float(result.encodings["x"].scale_array)
+    return float(result.encodings["x"].scale)
 
 
 def scale_by_ort(feeds: list[Arrays], folder: Path, method: str = "MinMax", **options: object) -> float:
@@ -123,7 +123,7 @@ def test_a_tensor_that_one_sample_makes_empty(method: str, tmp_path: Path) -> No
         )
         for given in (feeds, feeds[:1])
     )
-    np.testing.assert_array_equal(both.encodings["h"].scale_array, first.encodings["h"].scale_array)
+    np.testing.assert_array_equal(both.encodings["h"].scale, first.encodings["h"].scale)
     if MEASURED and method == "entropy":
         with pytest.raises(ValueError, match="inhomogeneous shape"):
             by_ort(proto, feeds, tmp_path, calibrate_method=CalibrationMethod.Entropy)

@@ -53,6 +53,11 @@ class Weights:
         self.arrays[f"{name}_w"] = values.astype(np.float32)
         self.arrays[f"{name}_b"] = (self._rng.normal(size=shape[0]) * 0.2).astype(np.float32)
 
+    def layers(self, text: str) -> None:
+        """Add layers in order, as in `stem 8 3 3 3, head 5 8`."""
+        for name, *shape in (words.split() for words in text.split(",")):
+            self.layer(name, *map(int, shape))
+
     def matrix(self, name: str, rows: int, columns: int) -> None:
         """Add the matrix of a MatMul and the bias behind it."""
         self.layer(name, columns, rows)
@@ -101,8 +106,7 @@ def conv() -> Network:
     w.layer("stem", 8, 3, 3, 3)
     for name in ("one", "two", "left", "right"):
         w.layer(name, 8, 8, 3, 3)
-    w.layer("last", 12, 16, 1, 1)
-    w.layer("head", 10, 12)
+    w.layers("last 12 16 1 1, head 10 12")
     text = """g (float[N,3,16,16] x) => (float[N,10] y) {
         [stem] s = Conv <pads=[1,1,1,1]> (x, stem_w, stem_b)
         [stem_relu] sr = Relu (s)
@@ -222,12 +226,7 @@ def transformer() -> Network:
 def detector() -> Network:
     """A backbone, an upsampled branch, and two outputs: scores and boxes."""
     w = Weights(4)
-    w.layer("stem", 8, 3, 3, 3)
-    w.layer("deep", 12, 8, 3, 3)
-    w.layer("deeper", 12, 12, 3, 3)
-    w.layer("merge", 12, 20, 3, 3)
-    w.layer("score", 4, 12, 1, 1)
-    w.layer("box", 4, 12, 1, 1)
+    w.layers("stem 8 3 3 3, deep 12 8 3 3, deeper 12 12 3 3, merge 12 20 3 3, score 4 12 1 1, box 4 12 1 1")
     text = """g (float[N,3,16,16] x) => (float[N,4,8,8] scores, float[N,4,8,8] boxes) {
         [stem] a = Conv <pads=[1,1,1,1], strides=[2,2]> (x, stem_w, stem_b) [stem_relu] ar = Relu (a)
         [deep] b = Conv <pads=[1,1,1,1], strides=[2,2]> (ar, deep_w, deep_b) [deep_relu] br = Relu (b)

@@ -31,7 +31,7 @@ def test_golden_graph() -> None:
         "[relu] y = Relu (c)",
     ]
     encoding = staged.encodings["w"]
-    want = fake_quantize(weights(4, 3, 3, 3), encoding.scale_array, qtype="int8", axis=0)
+    want = fake_quantize(weights(4, 3, 3, 3), encoding.scale, qtype="int8", axis=0)
     np.testing.assert_array_equal(constants(proto)["w/fq"], want)
     assert "w" not in constants(proto)
     assert {o.domain: o.version for o in proto.opset_import} == {"": 17, "onnxfq": 1}

@@ -108,9 +108,7 @@ def test_weights_are_stored_as_integers() -> None:
     staged = stage(conv_relu())
     stored = constants(inserted(staged))
     encoding = staged.encodings["w"]
-    want = quantize(
-        weights(4, 3, 3, 3), encoding.scale_array, encoding.zero_point_array, qtype="int8", axis=0
-    )
+    want = quantize(weights(4, 3, 3, 3), encoding.scale, encoding.zero_point, qtype="int8", axis=0)
     np.testing.assert_array_equal(stored["w/q"], want)
     assert stored["w/q"].dtype == np.int8
     assert "w" not in stored and "b" in stored

@@ -45,8 +45,8 @@ def test_blocks_along_one_axis_are_the_same(case: str, qtype: str) -> None:
     staged = stage(proto, one_format(qtype, granularity="block_shape", block_shape=blocks))
     direct = fake_quantize(
         constants(proto)["w"],
-        staged.encodings["w"].scale_array,
-        staged.encodings["w"].zero_point_array,
+        staged.encodings["w"].scale,
+        staged.encodings["w"].zero_point,
         qtype=qtype,
         block_shape=blocks,
     )

@@ -39,7 +39,7 @@ def test_float8_recipe() -> None:
         "w": "float8e4m3fn symmetric per-axis 0",
     }
     amax = np.abs(feed_for(conv_relu())["x"]).max()
-    assert staged.encodings["x"].scale_array == np.float32(np.float64(amax) / 448)
+    assert staged.encodings["x"].scale == np.float32(np.float64(amax) / 448)
     proto = qdq_of(staged)
     assert default_opset(proto) == 19
     assert constants(proto)["w/q"].dtype == qtype_by_name("float8e4m3fn").dtype

@@ -484,7 +484,7 @@ def test_unseen_samples_give_no_ranges(count: int) -> None:
     assert len(rest) + len(unseen) == count
     for one, rows in ((candidate, rest), (candidate.with_all_samples(options, round_again=False), x)):
         scale = max(-rows.min() / np.float32(128), rows.max() / np.float32(127))
-        assert float(one.encodings["x"].scale_array) == pytest.approx(float(scale), rel=1e-6)  # float32
+        assert float(one.encodings["x"].scale) == pytest.approx(float(scale), rel=1e-6)  # float32
 
 
 @pytest.mark.parametrize("count, is_few", [(40, True), (80, False)])

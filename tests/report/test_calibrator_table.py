@@ -38,7 +38,7 @@ def test_rows_are_what_calibrate_would_give(calibrator: str | None) -> None:
             assert row.sqnr_db == range_sqnr_db(made.statistics[row.tensor], wanted, spec)
         (chosen,) = [row for row in mine if row.chosen]
         scale, _ = choose_qparams(chosen.rmin, chosen.rmax, spec.qtype, spec.symmetric)
-        assert scale == encodings[placement.tensor].scale_array
+        assert scale == encodings[placement.tensor].scale
     assert [row.calibrator for row in rows if row.chosen and row.tensor == "p"] == ["known:Softmax"]
 
 
@@ -52,7 +52,7 @@ def test_the_chosen_row_of_16_bits_has_its_headroom() -> None:
             scale, _ = choose_qparams(row.rmin, row.rmax, spec.qtype, spec.symmetric)
             method = Calibrator.parse(row.calibrator)(made.statistics[row.tensor], spec)
             assert (row.rmin, row.rmax) == (HEADROOM * method[0], HEADROOM * method[1])
-            assert scale == encodings[row.tensor].scale_array
+            assert scale == encodings[row.tensor].scale
 
 
 def test_text_names_a_tensor_once_and_marks_the_chosen() -> None:

@@ -79,7 +79,7 @@ def test_weight_noise_is_exact(result: QuantizeResult) -> None:
     """The figure of a weight is the SQNR of its values, computed in float64."""
     row = next(row for row in rows_of(result) if row.tensor == "w1")
     w = weights(4, 4, 3, 3, seed=1).astype(np.float64)
-    noise = w - fake_quantize(w.astype(np.float32), result.encodings["w1"].scale_array, qtype="int8", axis=0)
+    noise = w - fake_quantize(w.astype(np.float32), result.encodings["w1"].scale, qtype="int8", axis=0)
     # Sums in another order.
     assert row.sqnr_db == pytest.approx(10 * math.log10((w**2).sum() / (noise**2).sum()), abs=1e-9)
     assert row.observed == pytest.approx((w.min(), w.max()), rel=1e-4)
@@ -88,7 +88,7 @@ def test_weight_noise_is_exact(result: QuantizeResult) -> None:
 def test_activation_noise_is_expected_from_the_histogram(result: QuantizeResult) -> None:
     """The figure of an activation comes from its statistics and is near the SQNR of its values."""
     row = next(row for row in rows_of(result) if row.tensor == "h")
-    scale = float(result.encodings["h"].scale_array)
+    scale = float(result.encodings["h"].scale)
     qtype = result.encodings["h"].spec.qtype
     assert row.sqnr_db == estimate_sqnr_db(result.statistics["h"], scale, 0, qtype)
     h = np.maximum(feed_for(two_branch())["x"], 0).astype(np.float64)

@@ -226,7 +226,7 @@ def test_rounding_and_arithmetic_of_recipes(tmp_path):
         sides.append(
             onnxfq.fake_quantize(
                 values,
-                one.scale_array,
+                one.scale,
                 qtype=one.spec.qtype,
                 axis=one.spec.granularity.axis,
                 **modes,

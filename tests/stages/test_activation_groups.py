@@ -224,7 +224,7 @@ def test_every_calibrator_gives_every_group_what_it_gives_a_tensor(method: str) 
             own = replace(own, feed_ranges=np.asarray(ranges, np.float32))
             limits = Calibrator.parse(method)(own, spec)
             scale, zero_point = choose_qparams(*limits, spec.qtype, spec.symmetric)
-            assert (made.scale_array[channel], made.zero_point_array[channel]) == (scale, zero_point)
+            assert (made.scale[channel], made.zero_point[channel]) == (scale, zero_point)
 
 
 @pytest.mark.grid

@@ -27,7 +27,7 @@ def test_activations_get_the_calibrated_range() -> None:
     encoding = calibrate(staged.model, staged.plan, staged.statistics, "minmax")["x"]
     low, high = (float(end) for end in (staged.feed["x"].min(), staged.feed["x"].max()))
     scale, _ = choose_qparams(low, high, QTYPES["int8"], True)
-    assert encoding.scale_array == scale == np.float32(max(low / -128, high / 127))
+    assert encoding.scale == scale == np.float32(max(low / -128, high / 127))
     assert encoding.calibrator == "minmax"
 
 
@@ -36,7 +36,7 @@ def test_asymmetric_activations_hold_the_range_and_zero() -> None:
     staged = stage(shared_weight(), "onnxruntime-int8")
     encoding = calibrate(staged.model, staged.plan, staged.statistics, "minmax")["r"]
     assert encoding.zero_point == (0,)
-    assert encoding.scale_array == np.float32(staged.statistics["r"].rmax / 255)
+    assert encoding.scale == np.float32(staged.statistics["r"].rmax / 255)
 
 
 def test_weights_are_scaled_by_channel() -> None:
@@ -44,7 +44,7 @@ def test_weights_are_scaled_by_channel() -> None:
     staged = stage(conv_relu())
     w = weights(4, 3, 3, 3).astype(np.float64).reshape(4, -1)
     want = np.maximum(w.max(axis=1) / 127, w.min(axis=1) / -128)
-    np.testing.assert_array_equal(staged.encodings["w"].scale_array, want.astype(np.float32))
+    np.testing.assert_array_equal(staged.encodings["w"].scale, want.astype(np.float32))
 
 
 def test_weights_in_short_blocks() -> None:
@@ -53,7 +53,7 @@ def test_weights_in_short_blocks() -> None:
     staged = stage(shared_weight(), recipe)
     w = weights(4, 4).astype(np.float64)
     want = np.stack([np.maximum(part.max(0) / 127, part.min(0) / -128) for part in (w[:3], w[3:])])
-    np.testing.assert_array_equal(staged.encodings["w"].scale_array, want.astype(np.float32))
+    np.testing.assert_array_equal(staged.encodings["w"].scale, want.astype(np.float32))
 
 
 @pytest.mark.parametrize("calibrator", [*observing_names(), "percentile:99.9", "range:0,0.1"])
@@ -103,7 +103,7 @@ def test_fixed_ranges_stay(calibrator: str | None) -> None:
     staged = stage(softmax_then_matmul(), "tensorrt-fp8")
     encoding = calibrate(staged.model, staged.plan, staged.statistics, calibrator)["s"]
     assert staged.statistics["s"].rmax < 0.95
-    assert encoding.scale_array == np.float32(1 / 448)
+    assert encoding.scale == np.float32(1 / 448)
     assert encoding.calibrator == "known:Softmax"
 
 
@@ -173,7 +173,7 @@ def test_dead_channels_are_listed(caplog) -> None:
     weight.CopyFrom(onnx.numpy_helper.from_array(values, "w"))
     staged = stage(proto)
     assert "weight 'w': 2 of 4 channels are all zero (1, 3); their scale is 1" in caplog.text
-    assert staged.encodings["w"].scale_array[[1, 3]].tolist() == [1, 1]
+    assert staged.encodings["w"].scale[[1, 3]].tolist() == [1, 1]
 
 
 def test_weights_with_nan_are_refused() -> None:
@@ -202,4 +202,4 @@ def test_encodings_survive_their_file(tmp_path) -> None:
     encodings.save(tmp_path / "e.json")
     again = type(encodings).load(tmp_path / "e.json")
     assert again == encodings
-    np.testing.assert_array_equal(again["w"].scale_array, encodings["w"].scale_array)
+    np.testing.assert_array_equal(again["w"].scale, encodings["w"].scale)

@@ -129,7 +129,7 @@ def test_scales_are_those_of_the_encodings():
     result = cast(BUILDERS["conv_relu"]())
     stored = {t.name: numpy_helper.to_array(t) for t in result.qdq.graph.initializer}
     for name in ("x", "w"):
-        exact = result.encodings[name].scale_array
+        exact = result.encodings[name].scale
         halves = [v for key, v in stored.items() if key.startswith(f"{name}/scale")]
         assert any(v.dtype == np.float16 for v in halves)
         for values in halves:

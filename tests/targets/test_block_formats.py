@@ -137,7 +137,7 @@ def test_weights_are_rounded_as_the_operator_rounds(name, rows, k, axis, seed, d
         values, qtype=qtype, scale_type=scale_type, axis=axis, block_size=block_size
     )
     same_bits(encoding.fake_quantize(values), expected)
-    same_bits(encoding.scale_array, scale)
+    same_bits(encoding.scale, scale)
 
 
 @pytest.mark.grid
@@ -162,14 +162,14 @@ def test_the_written_weight(name, proto, axis):
 def test_scales_are_of_their_type():
     """Scales of e8m0 are powers of two; scales of e4m3 are e4m3 numbers times amax / (224 * 6)."""
     e8m0 = stage(linear(70, 6), "mxfp4").encodings["w"]
-    np.testing.assert_array_equal(np.frexp(e8m0.scale_array)[0], 0.5)
+    np.testing.assert_array_equal(np.frexp(e8m0.scale)[0], 0.5)
     assert e8m0.global_scale is None
     e4m3 = stage(linear(70, 6), "nvfp4").encodings["w"]
     amax = np.abs(constants(linear(70, 6))["w"]).max()
     assert e4m3.global_scale == np.float32(amax) / np.float32(224 * 6)
     small = e4m3.block_scales
     assert small.dtype.name == "float8_e4m3fn"
-    same_bits(small.astype(np.float32) * np.float32(e4m3.global_scale), e4m3.scale_array)
+    same_bits(small.astype(np.float32) * np.float32(e4m3.global_scale), e4m3.scale)
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxint8"])
@@ -677,13 +677,13 @@ def test_fractional_zero_points(qtype, tmp_path: Path):
     scale, zero_point = choose_qparams(
         x.min(), x.max(), encoding.spec.qtype, False, ParamRules(fractional_zero_point=True)
     )
-    assert (encoding.scale_array, encoding.zero_point_array) == (scale, zero_point)
+    assert (encoding.scale, encoding.zero_point) == (scale, zero_point)
     assert zero_point != np.rint(zero_point)
     proto = simulated(staged)
     (y,) = Session(with_outputs(proto, ["x/fq"]), 1).run(staged.feed, ["x/fq"])
     same_bits(y, fake_quantize(x, scale, zero_point, qtype=qtype))
     other = staged.encodings["w"]
-    expected = fake_quantize(w, other.scale_array, other.zero_point_array, qtype=qtype, axis=1)
+    expected = fake_quantize(w, other.scale, other.zero_point, qtype=qtype, axis=1)
     same_bits(constants(proto)["w/fq"], expected)
 
 

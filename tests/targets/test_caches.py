@@ -97,7 +97,7 @@ def test_positions_keep_the_range_of_keys() -> None:
     for granularity in ("per_tensor", "per_axis"):
         result = quantized("genai-int8", decoder(), feeds(8), "int8", granularity)
         stored = [p.tensor for p in result.plan.placements if p.stored]
-        scales[granularity] = [result.encodings[name].scale_array for name in stored]
+        scales[granularity] = [result.encodings[name].scale for name in stored]
     key, value = (one.reshape(CACHE_HEADS, 2, HEAD_SIZE // 2) for one in scales["per_axis"])
     np.testing.assert_array_equal(key[:, 0], key[:, 1])
     assert (value[:, 0] != value[:, 1]).any()
@@ -130,7 +130,7 @@ def test_pairs_of_a_concat(qtype: str, granularity: str) -> None:
         empty = {name: np.zeros((1, HEADS, 0, SIZE), numpy_type) for name in caches}
         assert run(result.qdq, feed | empty)["present_key"].dtype == numpy_type
     if granularity == "per_axis":
-        key = result.encodings["present_key"].scale_array.reshape(2, -1)
+        key = result.encodings["present_key"].scale.reshape(2, -1)
         np.testing.assert_array_equal(key[0], key[1])
 
 
@@ -162,7 +162,7 @@ def test_prefill_calibrates_decode(base: str, changes: dict[str, dict[str, str]]
         encodings = onnxfq.calibrate(model, plan, statistics)
         static = [p.tensor for p in plan.placements if p.role == "activation" and not p.spec.dynamic]
         assert len(static) >= 2
-        ranges.append([encodings[tensor].scale_array for tensor in static])
+        ranges.append([encodings[tensor].scale for tensor in static])
     # The product of one row sums floats in another order.
     for whole, stepwise in zip(*ranges, strict=True):
         np.testing.assert_allclose(stepwise, whole, rtol=1e-5)
@@ -176,9 +176,7 @@ def test_float8_inside_attention() -> None:
     assert any("no GroupQueryAttention with caches of float8" in note for note in result.evaluation.notes)
     simulation, feed = Session(result.simulation, exact=True), feeds(9)[-1]
     present = simulation.run(feed)[2]
-    scale = next(
-        result.encodings[p.tensor] for p in result.plan.placements if "value" in p.tensor
-    ).scale_array
+    scale = next(result.encodings[p.tensor] for p in result.plan.placements if "value" in p.tensor).scale
     rounded = (present / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
     np.testing.assert_array_equal(present, rounded)
 

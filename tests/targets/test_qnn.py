@@ -568,7 +568,7 @@ def test_masks_leave_scores_their_steps(low: float, recipe: str) -> None:
     )
     masked, plain = (one.evaluation.candidates[0].lowest_db for one in (result, whole))
     assert masked > plain - 3
-    scale = result.encodings["masked"].scale_array
+    scale = result.encodings["masked"].scale
     # 16 bits have four times the range that was seen.
     assert scale.max() * (2**8 if recipe == "qnn-int8" else 2**14) < 150
 
@@ -586,7 +586,7 @@ def test_a_constant_mask_sets_no_range(whole_row: bool) -> None:
     feeds = [{"x": weights(2, 4, 8, seed=at) / 4} for at in range(6)]
     quiet = onnxfq.AccuracyTarget(repair=None)
     made = onnxfq.quantize(proto, feeds, recipe="qnn-int8", accuracy=quiet)
-    ranges = [float(made.encodings[name].scale_array.max()) * 255 for name in ("m", "mask")]
+    ranges = [float(made.encodings[name].scale.max()) * 255 for name in ("m", "mask")]
     assert all(one > 99 for one in ranges) if whole_row else all(one < 30 for one in ranges)
 
 

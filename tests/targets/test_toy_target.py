@@ -115,12 +115,12 @@ def test_every_slot_by_numpy() -> None:
     written = onnxfq.insert_qdq(model, plan, encodings)
     onnx.checker.check_model(written, full_check=True)
     for op, operands, bias in (("Conv", "xw", "b"), ("Gemm", "fv", "d")):
-        product = np.multiply(*(encodings[name].scale_array for name in operands))
+        product = np.multiply(*(encodings[name].scale for name in operands))
         integers, scale = dequantized(written, op, 2)
         np.testing.assert_array_equal(scale, product)
         np.testing.assert_array_equal(integers, np.rint(constants(proto)[bias] / product))
     got = Session(written, 1, exact=True).run(feeds[0])[0]
-    steps = got / encodings["y"].scale_array
+    steps = got / encodings["y"].scale
     np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
     simulated = onnxfq.insert_fake_quantize(model, plan, encodings)
     np.testing.assert_array_equal(Session(simulated, 1, exact=True).run(feeds[0])[0], got)

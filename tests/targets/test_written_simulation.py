@@ -83,11 +83,11 @@ def test_modes_of_rounding(bits: str, modes: dict[str, object], tmp_path: Path) 
     assert set(modes) <= names and not names & ({"rounding", "arithmetic", "saturate"} - set(modes))
     encoding = result.encodings["x"]
     options = {"qtype": bits, **modes}
-    x = onnxfq.fake_quantize(feeds[0]["x"], encoding.scale_array, encoding.zero_point_array, **options)
+    x = onnxfq.fake_quantize(feeds[0]["x"], encoding.scale, encoding.zero_point, **options)
     w = result.encodings["w"]
     axis = w.spec.granularity.axis
     values = onnx.numpy_helper.to_array(result.model.proto.graph.initializer[0])
-    rounded = onnxfq.fake_quantize(values, w.scale_array, w.zero_point_array, axis=axis, **options)
+    rounded = onnxfq.fake_quantize(values, w.scale, w.zero_point, axis=axis, **options)
     if result.rounding is not None and result.rounding.tensors:
         assert modes.get("rounding", "half_even").startswith("half_")
         return  # moved by moments

@@ -165,7 +165,7 @@ def test_scales_made_while_the_model_runs_are_told(recipe: str) -> None:
     x, w = found["x"], found["w/q"]
     assert (x.op_type, x.qtype, x.granularity, x.zero_points) == (op_type, qtype, granularity, zero_points)
     assert x.scale_min is None and x.scale_max is None
-    scales = staged.encodings["w"].scale_array
+    scales = staged.encodings["w"].scale
     assert (w.scale_min, w.scale_max) == (scales.min(), scales.max())
     assert " dynamic " in inspect_model(qdq_of(staged)).table()
 

@@ -140,8 +140,8 @@ def test_scales_equal_onnxruntimes_calibration(calibrator, qtype, tmp_path):
     plan = onnxfq.make_plan(loaded, recipe)
     statistics = onnxfq.collect_statistics(loaded, plan, [{"x": x.numpy()} for x in data])
     encoding = calibrate(loaded, plan, statistics)["x"]
-    assert model.one.scale.numpy() == encoding.scale_array
-    assert model.one.zero_point.numpy() == encoding.zero_point_array
+    assert model.one.scale.numpy() == encoding.scale
+    assert model.one.zero_point.numpy() == encoding.zero_point
     merged = TensorStatistics()
     for x in seen:
         merged = merged.merge(TensorStatistics.from_array(x))

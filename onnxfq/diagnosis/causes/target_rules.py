@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.targets.findings import Finding
+from onnxfq.support.groups import group_pairs
 from onnxfq.tools.check import check
 
 _SYMMETRY = ("zero point", "zero_point", "uint8", "asymmetric")
@@ -16,11 +16,8 @@ def find_rules(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield the rules of the target by which it refuses nodes, computes others or leaves them in float."""
     if not candidate.target:
         return
-    by_rule: dict[str, list[Finding]] = {}
-    for finding in check(candidate.proto, candidate.target).findings:
-        if finding.severity != "warning":
-            by_rule.setdefault(finding.rule, []).append(finding)
-    for rule, findings in by_rule.items():
+    found = check(candidate.proto, candidate.target).findings
+    for rule, findings in group_pairs((one.rule, one) for one in found if one.severity != "warning").items():
         first = findings[0]
         is_asymmetric = any(word in first.message.lower() for word in _SYMMETRY)
         others = f", and {len(findings) - 1} more by this rule" if len(findings) > 1 else ""

@@ -24,6 +24,7 @@ from onnxfq.graph.ops import DATA_MOVEMENT
 from onnxfq.judging.samples import Split, split_samples
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.passes.give_choices import given_name
+from onnxfq.support.groups import group_pairs
 
 FAITHFUL_DB = 20.0
 """SQNR from which the float form of the file computes what the float model does; int8 weights keep it."""
@@ -138,11 +139,8 @@ class FileCandidate:
 
     def _group(self, values: Sequence[TensorValues]) -> list[RangeReading]:
         """Return the ranges of quantizers that share a scale in the file, and change together."""
-        groups: dict[str, list[ActivationQuantizer]] = {}
-        for quantizer in self.form.activations:
-            groups.setdefault(quantizer.scale, []).append(quantizer)
-        pooled = (TensorValues.over([values[one.number] for one in group]) for group in groups.values())
-        return [RangeReading(*pair) for pair in zip(groups.values(), pooled, strict=True)]
+        groups = group_pairs((quantizer.scale, quantizer) for quantizer in self.form.activations).values()
+        return [RangeReading(one, TensorValues.over([values[q.number] for q in one])) for one in groups]
 
     @cached_property
     def values(self) -> list[TensorValues]:

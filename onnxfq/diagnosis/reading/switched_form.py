@@ -26,6 +26,7 @@ from onnxfq.graph.stored_grid import StoredGrid
 from onnxfq.quantized.float_form import Unfolding
 from onnxfq.quantized.number_grids import NumberGrid, quantized_slots
 from onnxfq.quantized.operators import HANDLERS
+from onnxfq.support.groups import group_pairs
 
 _KEPT = "Kept"
 # Begin of the op types of quantizers that stay as they are.
@@ -223,9 +224,7 @@ def _mark_symmetric(quantizers: list[ActivationQuantizer]) -> list[ActivationQua
 
     One among asymmetric ones was calibrated on values that are as far below 0 as above.
     """
-    centered: dict[str, list[bool]] = {}
-    for quantizer in quantizers:
-        centered.setdefault(quantizer.grid.kind.name, []).append(quantizer.is_centered)
+    centered = group_pairs((quantizer.grid.kind.name, quantizer.is_centered) for quantizer in quantizers)
     return [
         replace(q, is_symmetric=q.is_centered and 2 * sum(found := centered[q.grid.kind.name]) >= len(found))
         for q in quantizers

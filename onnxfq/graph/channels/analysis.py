@@ -129,7 +129,7 @@ def _explain(fold: Fold, index: GraphIndex, classes: Ids, reasons: dict[int, str
 
 
 def _tie_shared(context: Context) -> None:
-    """Make all readers of a shared weight agree; one that folds nothing fixes its factors to 1.
+    """Make all readers of a shared weight agree; one that folds nothing, or turned, fixes its factors to 1.
 
     Vectors and numbers are not tied: each reader gets a copy.
     """
@@ -138,16 +138,15 @@ def _tie_shared(context: Context) -> None:
         if fold.summed:
             by_constant[fold.constant].append(fold)
     for name, folds in by_constant.items():
-        first = folds[0]
-        others = name in context.index.captured or len(context.index.readers[name]) != len(folds)
+        kept = name in context.index.captured or len(context.index.readers[name]) != len(folds)
+        kept |= len({(fold.plus.shape, fold.minus.shape) for fold in folds}) > 1
         for fold in folds:
-            shape = (fold.plus.shape, fold.minus.shape)
-            if others or shape != (first.plus.shape, first.minus.shape):
+            if kept:
                 why = f"weight {name!r} is also read where it takes no factors"
                 context.ties.fix(np.concatenate([fold.plus.reshape(-1), fold.minus.reshape(-1)]), why)
             else:
-                context.ties.tie(first.plus, fold.plus)
-                context.ties.tie(first.minus, fold.minus)
+                context.ties.tie(folds[0].plus, fold.plus)
+                context.ties.tie(folds[0].minus, fold.minus)
 
 
 def _group(

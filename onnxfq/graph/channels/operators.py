@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.graph.channels.ties import FIXED, Ids, Ties, reshape_ids
-from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.index import GraphIndex, Shape
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.ops import SIZES, STANDARD_DOMAINS
 
@@ -70,14 +70,19 @@ class Context:
         found = self.index.constants.get(tensor)
         return found is not None and found.data_type in _FLOATS and tensor not in self.index.outputs
 
-    def rank(self, tensor: str) -> int | None:
-        """Return the rank of `tensor`, None if unknown."""
+    def shape(self, tensor: str) -> Shape:
+        """Return the shape of a tensor of known rank; rules read no others."""
         shape = self.index.shape(tensor)
-        return None if shape is None else len(shape)
+        assert shape is not None
+        return shape
+
+    def rank(self, tensor: str) -> int:
+        """Return the rank of such a tensor."""
+        return len(self.shape(tensor))
 
 
-Rule = Callable[[onnx.NodeProto, dict[str, Any], Context], bool]
-"""Reads a node: sets the variables of its outputs, ties and folds. False: it cannot pass factors on."""
+Rule = Callable[[onnx.NodeProto, dict[str, Any], Context], Ids | None]
+"""Reads a node: ties and folds, and returns the variables of its first output; None passes no factors on."""
 
 
 def read_node(node: onnx.NodeProto, context: Context) -> None:
@@ -86,191 +91,169 @@ def read_node(node: onnx.NodeProto, context: Context) -> None:
         return
     rule = RULES.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
     attrs = attributes_of(node)
-    known = all(context.rank(name) is not None for name in (*node.input, *node.output) if name)
-    if rule is None or not known or not rule(node, attrs, context):
+    known = all(context.index.shape(name) is not None for name in (*node.input, *node.output) if name)
+    ids = rule(node, attrs, context) if rule is not None and known else None
+    if ids is not None:
+        context.ids[node.output[0]] = ids
+    else:
         why = f"{node.op_type} {node.name!r} does not pass factors of channels on"
         for name in filter(None, node.input):
             context.ties.fix(context.of(name), why)
 
 
-def _pass_on(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _pass_on(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Read f with f(s x) = s f(x) for s > 0, element by element or within a channel."""
     ids = context.of(node.input[0])
-    if ids.ndim != context.rank(node.output[0]):
-        return False
-    context.ids[node.output[0]] = ids
-    return True
+    return ids if ids.ndim == context.rank(node.output[0]) else None
 
 
-def _cast(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
-    return attrs["to"] in _FLOATS and _pass_on(node, attrs, context)
+def _cast(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
+    return _pass_on(node, attrs, context) if attrs["to"] in _FLOATS else None
 
 
-def _clip(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _clip(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Limits of 0 and infinity bind every multiple of a channel alike."""
     limits = [attrs.get("min", -np.inf), attrs.get("max", np.inf)]
     for place, name in enumerate(node.input[1:]):
         value = context.index.array(name) if name else None
         if name and (value is None or value.size != 1):
-            return False
+            return None
         if value is not None:
             limits[place] = float(value.reshape(-1)[0])
     top = float(np.finfo(np.float32).max)
     free = all(value == 0.0 or abs(value) >= top for value in limits)
-    return free and _pass_on(node, attrs, context)
+    return _pass_on(node, attrs, context) if free else None
 
 
-def _prelu(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
-    return context.index.array(node.input[1]) is not None and _pass_on(node, attrs, context)
+def _prelu(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
+    return None if context.index.array(node.input[1]) is None else _pass_on(node, attrs, context)
 
 
-def _pad(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _pad(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Padding with 0 or with values of the same channel keeps the factor."""
     ids, pads = context.of(node.input[0]), context.index.array(node.input[1])
     if pads is None or len(node.input) > 3 and node.input[3]:
-        return all(size == 1 for size in ids.shape) and _pass_on(node, attrs, context)
+        return _pass_on(node, attrs, context) if ids.size == 1 else None
     if attrs.get("mode", b"constant") == b"constant" and len(node.input) > 2 and node.input[2]:
         value = context.index.array(node.input[2])
         if value is None or float(value.reshape(-1)[0]) != 0.0:
-            return False
+            return None
     before, after = pads.reshape(2, -1).tolist()
     for axis, more in enumerate(zip(before, after, strict=True)):
         if ids.shape[axis] == 1 or not any(more):
             continue
         if min(more) < 0 or attrs.get("mode", b"constant") != b"constant":
-            return False
+            return None
         # New channels of zeros may have any factor.
         ends = [context.ties.fresh((*ids.shape[:axis], n, *ids.shape[axis + 1 :])) for n in more]
         ids = np.concatenate([ends[0], ids, ends[1]], axis)
-    context.ids[node.output[0]] = ids
-    return True
+    return ids
 
 
-def _resize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _resize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     outside = attrs.get("coordinate_transformation_mode", b"half_pixel") == b"tf_crop_and_resize"
-    before, after = context.index.shape(node.input[0]), context.index.shape(node.output[0])
-    assert before is not None and after is not None
+    before, after = context.shape(node.input[0]), context.shape(node.output[0])
     ids = context.of(node.input[0])
     sizes = zip(ids.shape, before, after, strict=True)
     kept = all(size == 1 or (one is not None and one == other) for size, one, other in sizes)
-    return kept and not outside and _pass_on(node, attrs, context)
+    return _pass_on(node, attrs, context) if kept and not outside else None
 
 
-def _reduce(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _reduce(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Sums, means and extremes within a channel keep its factor."""
     ids, axes = context.of(node.input[0]), attrs.get("axes")
     if input_name(node, 1):
         given = context.index.array(node.input[1])
         if given is None:
-            return False
+            return None
         axes = given.reshape(-1).tolist()
     if not axes:
-        return False
+        return None
     over = {int(axis) % ids.ndim for axis in axes}
     if any(ids.shape[axis] != 1 for axis in over):
-        return False
-    context.ids[node.output[0]] = ids if attrs.get("keepdims", 1) else np.squeeze(ids, tuple(over))
-    return True
+        return None
+    return ids if attrs.get("keepdims", 1) else np.squeeze(ids, tuple(over))
 
 
-def _reshape(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
-    before, after = context.index.shape(node.input[0]), context.index.shape(node.output[0])
-    assert before is not None and after is not None
-    ids = reshape_ids(context.of(node.input[0]), before, after)
-    if ids is not None:
-        context.ids[node.output[0]] = ids
-    return ids is not None
+def _reshape(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
+    before, after = context.shape(node.input[0]), context.shape(node.output[0])
+    return reshape_ids(context.of(node.input[0]), before, after)
 
 
-def _transpose(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
-    ids = context.of(node.input[0])
-    context.ids[node.output[0]] = np.transpose(ids, attrs.get("perm"))
-    return True
+def _transpose(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
+    return np.transpose(context.of(node.input[0]), attrs.get("perm"))
 
 
-def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     parts = [context.of(name) for name in node.input]
     axis = attrs["axis"] % parts[0].ndim
-    sizes = [(context.index.shape(name) or ())[axis] for name in node.input]
+    sizes = [context.shape(name)[axis] for name in node.input]
     widest = [max(part.shape[a] for part in parts) for a in range(parts[0].ndim)]
     if all(part.shape[axis] == 1 for part in parts):  # not along the channels
         for part in parts[1:]:
             context.ties.tie(parts[0], part)
-        context.ids[node.output[0]] = np.broadcast_arrays(*parts)[0]
-        return True
+        return np.broadcast_arrays(*parts)[0]
     if any(size is None for size in sizes):
-        return False
+        return None
     full = [
         np.broadcast_to(part, [*widest[:axis], size, *widest[axis + 1 :]])
         for part, size in zip(parts, sizes, strict=True)
     ]
-    context.ids[node.output[0]] = np.concatenate(full, axis)
-    return True
+    return np.concatenate(full, axis)
 
 
-def _split(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _split(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     ids = context.of(node.input[0])
     axis, start = attrs.get("axis", 0) % ids.ndim, 0
     for name in node.output:
-        shape = context.index.shape(name)
-        assert shape is not None
-        size = shape[axis]
+        size = context.shape(name)[axis]
         if ids.shape[axis] == 1:
             context.ids[name] = ids
         elif size is None:
-            return False
+            return None
         else:
             context.ids[name] = np.take(ids, range(start, start + size), axis)
             start += size
-    return True
+    return context.ids[node.output[0]]
 
 
-def _slice(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _slice(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     ids = context.of(node.input[0])
-    if all(size == 1 for size in ids.shape):
+    if ids.size == 1:
         return _pass_on(node, attrs, context)
     given = [context.index.array(name) if name else None for name in node.input[1:]]
     if len(given) < 2 or given[0] is None or given[1] is None:
-        return False
+        return None
     count = given[0].size
     axes = given[2].tolist() if len(given) > 2 and given[2] is not None else list(range(count))
     if input_name(node, 3) and given[2] is None:
-        return False
+        return None
     if input_name(node, 4) and given[3] is None:
-        return False
+        return None
     steps = given[3].tolist() if len(given) > 3 and given[3] is not None else [1] * count
     places: list[slice] = [slice(None)] * ids.ndim
     for start, end, axis, step in zip(given[0].tolist(), given[1].tolist(), axes, steps, strict=True):
         if ids.shape[axis % ids.ndim] != 1:
             end = None if step < 0 and end < -ids.shape[axis % ids.ndim] else end
             places[axis % ids.ndim] = slice(start, end, step)
-    context.ids[node.output[0]] = ids[tuple(places)]
-    return True
+    return ids[tuple(places)]
 
 
-def _gather(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _gather(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Read a constant choice of channels, or any choice along an axis whose indices share a factor."""
     ids, wanted = context.of(node.input[0]), context.index.array(node.input[1])
     axis = attrs.get("axis", 0) % ids.ndim
-    rank = context.rank(node.input[1])
-    if ids.shape[axis] == 1 and rank is not None:
-        shape = (*ids.shape[:axis], *(1,) * rank, *ids.shape[axis + 1 :])
-        context.ids[node.output[0]] = ids.reshape(shape)
-        return True
-    if wanted is None:
-        return False
-    context.ids[node.output[0]] = np.take(ids, wanted, axis)
-    return True
+    if ids.shape[axis] == 1:
+        return ids.reshape((*ids.shape[:axis], *(1,) * context.rank(node.input[1]), *ids.shape[axis + 1 :]))
+    return None if wanted is None else np.take(ids, wanted, axis)
 
 
-def _expand(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _expand(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     ids, rank = context.of(node.input[0]), context.rank(node.output[0])
-    assert rank is not None
-    context.ids[node.output[0]] = ids.reshape((1,) * (rank - ids.ndim) + ids.shape)
-    return rank >= ids.ndim
+    return _align(ids, rank) if rank >= ids.ndim else None
 
 
-def _depth_to_space(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _depth_to_space(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Read a pixel shuffle: the channels that make one output channel share a factor."""
     ids, size = context.of(node.input[0]), attrs["blocksize"] ** 2
     if ids.shape[1] == 1:
@@ -278,33 +261,31 @@ def _depth_to_space(node: onnx.NodeProto, attrs: dict[str, Any], context: Contex
     column_first = attrs.get("mode", b"DCR") == b"CRD"
     groups = ids.reshape(-1, size) if column_first else ids.reshape(size, -1).T
     context.ties.tie(groups[:, :1], groups)
-    context.ids[node.output[0]] = groups[:, 0].reshape(1, -1, 1, 1)
-    return True
+    return groups[:, 0].reshape(1, -1, 1, 1)
 
 
-def _add(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _add(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Make all terms share a factor; a constant term is multiplied by it."""
     terms = [name for name in node.input if name not in context.index.constants]
     rank = context.rank(node.output[0])
-    if not terms or rank is None:
-        return False
+    if not terms:
+        return None
     ids = [_align(context.of(name), rank) for name in terms]
     for other in ids[1:]:
         context.ties.tie(ids[0], other)
     whole = np.broadcast_arrays(*ids)[0] if len(ids) > 1 else ids[0]
     for name in node.input:
         if name in context.index.constants and not _fold_elements(node, name, whole, context):
-            return False
-    context.ids[node.output[0]] = whole
-    return True
+            return None
+    return whole
 
 
-def _mul(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _mul(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Read a product: a constant factor takes any factors up; of two tensors one keeps the factor 1."""
     rank = context.rank(node.output[0])
     constants = [name for name in node.input if name in context.index.constants]
-    if len(constants) == 2 or rank is None or (node.op_type == "Div" and node.input[0] in constants):
-        return False
+    if len(constants) == 2 or (node.op_type == "Div" and node.input[0] in constants):
+        return None
     if constants:
         (data,) = (name for name in node.input if name not in constants)
         return _mul_constant(node, data, constants[0], context)
@@ -312,35 +293,31 @@ def _mul(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
     if node.op_type == "Mul" and context.ties.is_fixed(one):
         one, other = other, one
     context.ties.fix(other, f"{node.op_type} {node.name!r} multiplies two tensors, and one of them keeps 1")
-    context.ids[node.output[0]] = one
-    return True
+    return one
 
 
-def _mul_constant(node: onnx.NodeProto, data: str, constant: str, context: Context) -> bool:
-    ids, shape = context.of(data), context.index.shape(node.output[0])
-    assert shape is not None
+def _mul_constant(node: onnx.NodeProto, data: str, constant: str, context: Context) -> Ids | None:
+    ids, shape = context.of(data), context.shape(node.output[0])
     values = context.index.array(constant)
     if values is None or len(shape) != ids.ndim:
-        return False
+        return None
     fitting = (1,) * (len(shape) - values.ndim) + values.shape
     wide = [place for place, extent in enumerate(fitting) if extent != 1]
     if len(fitting) > len(shape) or len(wide) > 1:
-        return False
+        return None
     axis = wide[0] if wide else _summed_axis(node.output[0], len(shape), context)
     size = None if axis is None else shape[axis]
     free = context.is_weight(constant) and size is not None
     if not wide and not (free and context.ties.is_fixed(ids)):
-        context.ids[node.output[0]] = ids  # a single number passes every factor on
-        return True
+        return ids  # a single number passes every factor on
     if not free or (wide and fitting[axis or 0] != size):
-        return False
+        return None
     made = context.ties.fresh(tuple(size if place == axis else 1 for place in range(len(shape))))  # type: ignore[misc]
     plus, minus = (made, ids) if node.op_type == "Mul" else (ids, made)
     if wide:
         plus, minus = _trim(plus, values), _trim(minus, values)
     context.folds.append(Fold(constant, node.name, node.op_type, plus, minus, widens=not wide))
-    context.ids[node.output[0]] = made
-    return True
+    return made
 
 
 def _summed_axis(tensor: str, rank: int, context: Context) -> int | None:
@@ -382,28 +359,28 @@ def _fold_elements(node: onnx.NodeProto, constant: str, plus: Ids, context: Cont
     return True
 
 
-def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Read a product with a constant weight: channels of input and output have separate factors."""
     data, (weight, turned) = node.input[0], _weight(node.input[1], context)
     if weight not in context.index.constants:
-        return node.op_type == "MatMul" and _matmul(node, context)
+        return _matmul(node, context) if node.op_type == "MatMul" else None
     rank, dims = context.rank(data), tuple(context.index.constants[weight].dims)
-    if data in context.index.constants or rank is None or not context.is_weight(weight):
-        return False
+    if data in context.index.constants or not context.is_weight(weight):
+        return None
     convolution, group = node.op_type in ("Conv", "ConvTranspose"), attrs.get("group", 1)
     if convolution:
         if len(dims) < 3 or rank != len(dims) or turned:
-            return False
+            return None
         first_in = node.op_type == "ConvTranspose"
         axis, sizes = 1, (dims[0], dims[1] * group) if first_in else (dims[1] * group, dims[0])
     else:
         if len(dims) != 2 or rank < 2 or attrs.get("transA", 0):
-            return False
+            return None
         first_in = bool(attrs.get("transB", 0)) == turned
         axis, sizes = rank - 1, dims if first_in else dims[::-1]
     read = _read_channels(data, axis, sizes[0], context)
     if read is None:
-        return False
+        return None
     made, places = context.ties.fresh(sizes[1:]), np.arange(sizes[0])
     if convolution:
         layout, plus = _conv_ids(places, made, dims, group, first_in)
@@ -415,10 +392,7 @@ def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bo
         _fold_bias(node, made, context)
     fold = Fold(weight, node.name, node.op_type, plus, read[layout], data, read, layout, axis)
     context.folds.append(fold)
-    shape = [1] * rank
-    shape[axis] = len(made)
-    context.ids[node.output[0]] = made.reshape(shape)
-    return True
+    return made.reshape([-1 if place == axis else 1 for place in range(rank)])
 
 
 def _weight(tensor: str, context: Context) -> tuple[str, bool]:
@@ -469,85 +443,67 @@ def _conv_ids(read: Ids, made: Ids, dims: tuple[int, ...], group: int, turned: b
     return minus.reshape(dims[0], dims[1], *spatial), plus
 
 
-def _matmul(node: onnx.NodeProto, context: Context) -> bool:
+def _matmul(node: onnx.NodeProto, context: Context) -> Ids | None:
     """Read attention times values: columns of the second tensor pass, the summed channels keep 1."""
     one, other = (context.of(name) for name in node.input)
     rank = context.rank(node.output[0])
-    if rank is None or other.ndim < 2 or other.shape[-2] != 1 or rank < other.ndim:
-        return False
-    why = f"MatMul {node.name!r} sums over its channels"
-    context.ties.fix(one, why)
-    context.ids[node.output[0]] = _align(other, rank)
-    return True
+    if other.ndim < 2 or other.shape[-2] != 1 or rank < other.ndim:
+        return None
+    context.ties.fix(one, f"MatMul {node.name!r} sums over its channels")
+    return _align(other, rank)
 
 
-def _normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Read a normalization over the last axis: its scale and shift give the output any factors."""
     rank = context.rank(node.input[0])
-    assert rank is not None
     context.ties.fix(context.of(node.input[0]), f"{node.op_type} {node.name!r} compares its channels")
     if attrs.get("axis", -1) not in (-1, rank - 1):
-        return False
+        return None
     return _affine(node, node.input[1:], rank - 1, context)
 
 
-def _normalize_channels(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _normalize_channels(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     context.ties.fix(context.of(node.input[0]), f"{node.op_type} {node.name!r} compares its values")
-    return node.op_type == "InstanceNormalization" and _affine(node, node.input[1:], 1, context)
+    return _affine(node, node.input[1:], 1, context) if node.op_type == "InstanceNormalization" else None
 
 
-def _affine(node: onnx.NodeProto, constants: Any, axis: int, context: Context) -> bool:
+def _affine(node: onnx.NodeProto, constants: Any, axis: int, context: Context) -> Ids | None:
     """Give the output of `node` new variables, folded into its vectors of scale and shift."""
     names = [name for name in constants if name]
     rank = context.rank(node.output[0])
-    if not names or rank is None or not all(context.is_weight(name) for name in names):
-        return False
+    if not names or not all(context.is_weight(name) for name in names):
+        return None
     dims = {tuple(context.index.constants[name].dims) for name in names}
     if len(dims) != 1 or len(size := dims.pop()) != 1:
-        return False
+        return None
     made = context.ties.fresh(size)
     for name in names:
         context.folds.append(Fold(name, node.name, node.op_type, made, np.zeros(1, np.int64)))
-    shape = [1] * rank
-    shape[axis] = size[0]
-    context.ids[node.output[0]] = made.reshape(shape)
-    return True
+    return made.reshape([-1 if place == axis else 1 for place in range(rank)])
 
 
-def _batch_norm(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
+def _batch_norm(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Read s (x - m) / sqrt(v + e) + b: m takes the factors of x, b the output's, s their quotient."""
     scale, shift, mean, variance = node.input[1:5]
     names = (scale, shift, mean)
     if attrs.get("training_mode", 0) or not all(context.is_weight(name) for name in names):
-        return False
+        return None
     if context.index.array(variance) is None or len(set(names)) < 3:
-        return False
+        return None
     size = tuple(context.index.constants[scale].dims)
     ids = context.of(node.input[0])
     if any(extent != 1 for place, extent in enumerate(ids.shape) if place != 1):
-        return False
+        return None
     read, made, none = np.broadcast_to(ids.reshape(-1), size), context.ties.fresh(size), np.zeros(1, np.int64)
     context.folds.append(Fold(scale, node.name, node.op_type, made, read))
     context.folds.append(Fold(shift, node.name, node.op_type, made, none))
     context.folds.append(Fold(mean, node.name, node.op_type, read, none))
-    context.ids[node.output[0]] = made.reshape([1, -1, *(1,) * (ids.ndim - 2)])
-    return True
+    return made.reshape([1, -1, *(1,) * (ids.ndim - 2)])
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        (
-            "Abs",
-            "AveragePool",
-            "Dropout",
-            "GlobalAveragePool",
-            "GlobalMaxPool",
-            "Identity",
-            "LeakyRelu",
-            "MaxPool",
-            "Neg",
-            "Relu",
-        ),
+        "Abs AveragePool Dropout GlobalAveragePool GlobalMaxPool Identity LeakyRelu MaxPool Neg Relu".split(),
         _pass_on,
     ),
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduce),

@@ -31,17 +31,7 @@ _LEAST_RANKS = {"MatMul": 1, "Gemm": 2, "Conv": 3, "ConvTranspose": 3}
 
 # Operators whose results can be much larger than everything they read.
 _GROWING = frozenset(
-    (
-        "ConstantOfShape",
-        "Expand",
-        "EyeLike",
-        "OneHot",
-        "Pad",
-        "RandomNormal",
-        "RandomUniform",
-        "Range",
-        "Resize",
-    )
+    tuple("ConstantOfShape Expand EyeLike OneHot Pad RandomNormal RandomUniform Range Resize".split())
     + ("Tile", "Upsample")
 )
 

@@ -118,7 +118,7 @@ def _strict(encoding: Encoding) -> bool:
 def _convert_to_unsigned(encoding: Encoding) -> tuple[bool, NDArray[np.int64]]:
     """Return (whether it is symmetric, its offsets on the unsigned integers)."""
     half = 1 << (encoding.spec.qtype.bits - 1)
-    zero = encoding.zero_point_array.astype(np.int64)
+    zero = encoding.zero_point.astype(np.int64)
     if _strict(encoding):
         return True, np.full(zero.shape, 1 - half)
     signed = encoding.spec.qtype.signed
@@ -139,13 +139,13 @@ def _entry_0_6_1(encoding: Encoding) -> list[dict[str, Any]]:
             "offset": offset,
             "scale": scale,
         }
-        for scale, offset in zip(encoding.scale_array.ravel().tolist(), offsets.ravel().tolist(), strict=True)
+        for scale, offset in zip(encoding.scale.ravel().tolist(), offsets.ravel().tolist(), strict=True)
     ]
 
 
 def _entry_1_0_0(encoding: Encoding) -> dict[str, Any]:
     symmetric, offsets = _convert_to_unsigned(encoding)
-    scale, granularity = encoding.scale_array, encoding.spec.granularity
+    scale, granularity = encoding.scale, encoding.spec.granularity
     fields: dict[str, Any] = {"enc_type": "PER_CHANNEL" if scale.ndim else "PER_TENSOR"}
     if granularity.block_size is not None:
         fields = {"enc_type": "PER_BLOCK", "block_size": granularity.block_size}
@@ -165,10 +165,10 @@ def _entry_1_0_0(encoding: Encoding) -> dict[str, Any]:
 
 def _entry_2_0_0(encoding: Encoding) -> dict[str, Any]:
     spec = encoding.spec
-    zero = encoding.zero_point_array
+    zero = encoding.zero_point
     if _strict(encoding):
         zero = np.full(zero.shape, -1)
-    fields: dict[str, Any] = {"output_dtype": spec.qtype.base, "y_scale": encoding.scale_array.tolist()}
+    fields: dict[str, Any] = {"output_dtype": spec.qtype.base, "y_scale": encoding.scale.tolist()}
     if zero.any():
         fields["y_zero_point"] = zero.tolist()
     blocks = spec.granularity.block_shape

@@ -23,8 +23,8 @@ def write_cache(editor: Editor, placement: Placement, tensor: gs.Tensor, encodin
     (use,) = placement.uses
     node, slot, qtype = editor.node(use.node), use.input, encoding.spec.qtype
     heads = int(node.attrs["kv_num_heads"])
-    by_channel = encoding.scale_array.ndim > 0
-    scale = encoding.scale_array.reshape((1, heads, 1, -1) if by_channel else 1)
+    by_channel = encoding.scale.ndim > 0
+    scale = encoding.scale.reshape((1, heads, 1, -1) if by_channel else 1)
     missing = SCALES[slot] + 1 - len(node.inputs)
     node.inputs = [*node.inputs, *(gs.Variable.empty() for _ in range(missing))]
     node.inputs[SCALES[slot]] = editor.constant(f"{placement.tensor}/scale", scale)

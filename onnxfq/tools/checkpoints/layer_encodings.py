@@ -25,6 +25,7 @@ from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.plan import make_plan
+from onnxfq.support.groups import group_pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,18 +118,19 @@ def encode_layers(
     return plan, encodings, notes + _explain_lost(plan, placed)
 
 
+_LEFT = "the plan leaves it in float"
+
+
 def _explain_lost(plan: Plan, placed: Mapping[str, PlacedLayer]) -> list[str]:
     """Return a line for each reason why matrices of the checkpoint are not quantized by the plan."""
     kept = {p.tensor for p in plan.weights}
     skipped = {s.name: s.why for s in plan.skipped}
-    reasons: dict[str, list[str]] = {}
-    for name, layer in placed.items():
-        if name not in kept:
-            why = next(
-                (skipped[node] for node in layer.nodes if node in skipped), "the plan leaves it in float"
-            )
-            reasons.setdefault(why, []).append(name)
-    return [f"{len(names)} matrices stay in float, as {names[0]!r}: {why}" for why, names in reasons.items()]
+    lost = ((name, layer.nodes) for name, layer in placed.items() if name not in kept)
+    whys = ((next(filter(None, map(skipped.get, nodes)), _LEFT), name) for name, nodes in lost)
+    return [
+        f"{len(names)} matrices stay in float, as {names[0]!r}: {why}"
+        for why, names in group_pairs(whys).items()
+    ]
 
 
 def _recipe(

@@ -101,7 +101,7 @@ def _mxfp8(
 ) -> list[gs.Node]:
     name, blocks = placement.tensor, encoding.spec.granularity.attributes
     if isinstance(tensor, gs.Constant):
-        exponents = np.frexp(encoding.scale_array)[1] - 1 + _EXPONENT_BIAS
+        exponents = np.frexp(encoding.scale)[1] - 1 + _EXPONENT_BIAS
         pair = [
             _constant(editor, f"{name}/q", _codes(tensor, encoding)),
             _constant(editor, f"{name}/scale", exponents.astype(np.uint8)),
@@ -130,7 +130,7 @@ def _float4(
     if encoding.global_scale is None:
         assert isinstance(tensor, gs.Constant), "MXFP4 is for weights"
         codes = _constant(editor, f"{name}/q", _codes(tensor, encoding))
-        scale = _constant(editor, f"{name}/scale", encoding.scale_array)
+        scale = _constant(editor, f"{name}/scale", encoding.scale)
     else:
         shared = _constant(editor, f"{name}/global_scale", np.asarray(encoding.global_scale, np.float32))
         if isinstance(tensor, gs.Constant):
@@ -161,9 +161,7 @@ def _float4(
 
 def _codes(tensor: gs.Constant, encoding: Encoding) -> NDArray[Any]:
     spec = encoding.spec
-    return quantize(
-        constant_array(tensor), encoding.scale_array, qtype=spec.qtype, granularity=spec.granularity
-    )
+    return quantize(constant_array(tensor), encoding.scale, qtype=spec.qtype, granularity=spec.granularity)
 
 
 def _constant(editor: Editor, name: str, values: NDArray[Any]) -> gs.Constant:
