@@ -164,16 +164,9 @@ def is_initialized(model: nn.Module) -> bool:
 
 @checked
 def get_encodings(model: nn.Module) -> Encodings:
-    """Return the encodings of all fake quantizers with a scale, by the plan's names (stem.0.weight).
-
-    Raises PlanError for a quantizer with a zero_point_shift.
-    """
+    """Return the encodings of all fake quantizers with a scale, by the plan's names (stem.0.weight)."""
     encodings = []
     for name, quantizer in quantizers(model).items():
-        if quantizer.zero_point_shift:
-            raise PlanError(
-                f"quantizer {name!r} has a zero_point_shift, which encodings do not hold; make it without one"
-            )
         if quantizer.is_initialized:
             scale, zero_point = (value.cpu().numpy() for value in quantizer.qparams())
             encoding = Encoding.of(_tensor(name), quantizer.spec, scale, zero_point)

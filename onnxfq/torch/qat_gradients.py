@@ -319,18 +319,10 @@ def grid_ends_to_scale(rmin: Tensor, rmax: Tensor, qtype: QType, rules: ParamRul
     return _step_to_scale((high - low) / (qtype.qmax - qtype.qmin), rules).float()
 
 
-def ends_by_rule(
-    rmin: Tensor, rmax: Tensor, qtype: QType, rule: str, shift: float = 0.0
-) -> tuple[Tensor, Tensor]:
+def ends_by_rule(rmin: Tensor, rmax: Tensor, qtype: QType, rule: str) -> tuple[Tensor, Tensor]:
     """Return a range whose symmetric scale by `range_to_params` is the one of `rule`, see `FakeQuantize`."""
-    low, high = rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0)
-    amax = torch.maximum(-low, high)
-    if rule == "amax":
-        step = amax / qtype.qmax
-    elif rule == "width":
-        step = amax / ((qtype.qmax - qtype.qmin) / 2)
-    else:
-        step = torch.maximum(high / (qtype.qmax + shift), low / (qtype.qmin + shift))
+    amax = torch.maximum(-rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0))
+    step = amax / (qtype.qmax if rule == "amax" else (qtype.qmax - qtype.qmin) / 2)
     return torch.zeros_like(step), step * qtype.qmax
 
 

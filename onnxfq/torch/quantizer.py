@@ -88,7 +88,6 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         saturate: bool = True,
         calibrator: str | Calibrator = MINMAX,
         scale_rule: ScaleRule = "ends",
-        zero_point_shift: float = 0.0,
         shape: Sequence[int] | None = None,
         in_flight: InFlight = "never",
         training_only: bool = False,
@@ -108,7 +107,6 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
             calibrator: for the observers `latest` and `histogram`.
             scale_rule: symmetric scale of a range: "ends", the finest grid that holds both ends; "amax",
                 amax / qmax (NVIDIA); "width", 2 amax / (qmax - qmin) (torch.ao, Horizon).
-            zero_point_shift: moves the grid by this part of a step, as AIMET's; for simulation only.
             shape: shape of the scale, which broadcasts against the input or divides it into blocks; the
                 first input then decides the granularity, and that of the spec does not count.
             in_flight: "uncalibrated" quantizes inputs by their own range while no scale is known, "always"
@@ -126,7 +124,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
                 raise SpecError(f"unknown {name} {value!r}{nearest(value, known)}")
         spec = QuantSpec(qtype=qtype_by_name(spec)) if isinstance(spec, str) else spec
         grid = RoundingGrid.from_names(spec.qtype, rounding, arithmetic, saturate, packed_mask)
-        super().__init__(spec, grid, zero_point_shift)
+        super().__init__(spec, grid)
         self.scale_rule = scale_rule
         self.in_flight, self.training_only, self.in_place = in_flight, training_only, in_place
         self.shape = None if shape is None else tuple(shape)
@@ -234,8 +232,6 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
     def _round(self, x: Tensor, params: tuple[Tensor, Tensor] | None = None) -> Tensor:
         count = max(x.numel() // max(self._base.numel(), 1), 1) if self.learned != "nothing" else 0
         scale, zero_point = self._effective(count) if params is None else params
-        if params is not None and self.zero_point_shift:
-            zero_point = params[1] - self.zero_point_shift
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
         if scale.dtype != work:  # an exporter keeps a cast that changes nothing
             scale = scale.to(work)
@@ -344,8 +340,8 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
     def _params_of(self, rmin: Tensor, rmax: Tensor) -> tuple[Tensor, Tensor]:
         spec = self.spec
         with torch.no_grad():
-            if spec.symmetric and (self.scale_rule != "ends" or self.zero_point_shift):
-                rmin, rmax = ends_by_rule(rmin, rmax, spec.qtype, self.scale_rule, self.zero_point_shift)
+            if spec.symmetric and self.scale_rule != "ends":
+                rmin, rmax = ends_by_rule(rmin, rmax, spec.qtype, self.scale_rule)
             rules = spec.param_rules(self.float_type)
             scale, zero = range_to_params(rmin, rmax, spec.qtype, spec.symmetric, rules)
             return scale.float(), torch.zeros_like(scale) if zero is None else zero

@@ -234,13 +234,10 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
     def _constant(self) -> FakeQuantize:
         encoding = self.get_encodings()
         assert encoding is not None
+        if self.zero_point_shift:
+            raise SpecError("no model file has a zero_point_shift, found 0.5; export a quantizer without it")
         qtype, zero_point = self._integers(encoding)
-        frozen = FakeQuantize(
-            QuantSpec(qtype=qtype, symmetric=self.symmetric),
-            None,
-            zero_point_shift=self.zero_point_shift,
-            shape=self.shape,
-        )
+        frozen = FakeQuantize(QuantSpec(qtype=qtype, symmetric=self.symmetric), None, shape=self.shape)
         frozen.set_qparams(encoding.scale, zero_point)
         return frozen
 
