@@ -258,27 +258,15 @@ def check_state(quantizer: LearnedGrid, own: str, state: dict[str, Any], prefix:
         return
     name = prefix.removesuffix(".") or "the quantizer"
     if stored is None:
-        warnings.warn(
-            "this state dict has scales without their number format, and another one would clip values; make "
-            "sure that the recipe is the same, and save the state again",
-            stacklevel=2,
-        )
+        why = "this state dict has scales without their number format"
+        warnings.warn(f"{why}; make sure that the recipe is the same, and save it again", stacklevel=2)
     elif read_format(stored) != own:
-        raise SpecError(
-            f"{name} is {own}, and the state dict has {read_format(stored)}; quantize the module "
-            "with the recipe of the state dict"
-        )
+        raise SpecError(f"{name} is {own}, and the state dict has {read_format(stored)}; use its recipe")
     if not scale.numel():
         if quantizer.is_initialized:
-            raise SpecError(
-                f"the state dict has no scale for {name}, which has one; calibrate before saving, or load "
-                "into a module without scales"
-            )
+            raise SpecError(f"the state dict has no scale for {name}, which has one; calibrate before saving")
         return
     zeros, spec = state.get(prefix + "zero_point"), quantizer.spec
     check_values(scale.detach().float(), None if zeros is None else zeros.float(), quantizer.grid)
     if zeros is not None and spec.symmetric and bool((zeros != 0).any()):
-        raise SpecError(
-            f"{name} is {spec}, and the state dict has zero point {float(zeros[zeros != 0][0])}; quantize "
-            "the module with the recipe of the state dict"
-        )
+        raise SpecError(f"{name} is {spec}, and the state dict has zero point {float(zeros[zeros != 0][0])}")
