@@ -141,7 +141,7 @@ def check_shapes(tensor: Sequence[int], scale: Sequence[int], block_size: Sequen
             raise SpecError(f"scales {param} do not broadcast to an input {shape}; give another shape")
     elif len(block_size) != len(param) or len(param) > len(shape):
         raise SpecError(
-            f"block_size {list(block_size)} needs the rank of scales {param}, at most that of input {shape}"
+            f"block_size {list(block_size)} and scales {param} need one rank, input {shape} that or more"
         )
     else:
         for n, parts, size in zip(shape[len(shape) - len(param) :], param, block_size, strict=True):

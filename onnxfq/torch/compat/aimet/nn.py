@@ -171,7 +171,7 @@ def compute_param_encodings(model: nn.Module) -> None:
 
 __all__ = ["QuantizationMixin", "compute_encodings", "compute_param_encodings"]
 _FLOAT = "adaptive container data_parallel loss module rnn transformer".split()
-"""Files of torch.nn whose classes have no quantized form, but for some losses."""
+"""Files of torch.nn whose classes have no quantized form, except some losses."""
 _TWO_INPUTS = """BCELoss BCEWithLogitsLoss Bilinear CosineSimilarity CrossEntropyLoss HuberLoss KLDivLoss
     L1Loss MSELoss NLLLoss PairwiseDistance SmoothL1Loss""".split()
 
