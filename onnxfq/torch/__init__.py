@@ -13,59 +13,31 @@ for _package in ("torch", "onnxscript"):
         )
 
 # ruff: noqa: E402  torch is imported only after the check
-from onnxfq.torch.affine import fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
-from onnxfq.torch.batchnorm import freeze_batchnorm
-from onnxfq.torch.checkpoints import load_checkpoint, save_checkpoint
-from onnxfq.torch.encodings import (
-    compute_encodings,
-    encodings_from_onnx,
-    encodings_to_onnx,
-    get_encodings,
-    is_initialized,
-    onnx_names,
-    set_encodings,
-)
-from onnxfq.torch.export import export_torch
-from onnxfq.torch.observers import OBSERVERS, Observer
-from onnxfq.torch.qat_gradients import (
-    fake_quantize,
-    fake_quantize_lsq,
-    fake_quantize_pact,
-    fake_quantize_range,
-    lsq_factor,
-    range_to_params,
-    scale_gradient,
-)
-from onnxfq.torch.quantize import plan_of, quantize_module, remove_fake_quantize
-from onnxfq.torch.quantizer import FakeQuantize, learn_grids, quantizers
-
-__all__ = [
-    "OBSERVERS",
-    "FakeQuantize",
-    "Observer",
-    "compute_encodings",
-    "export_torch",
-    "fake_quantize",
-    "fake_quantize_lsq",
-    "fake_quantize_pact",
-    "fake_quantize_per_channel_affine",
-    "fake_quantize_per_tensor_affine",
-    "fake_quantize_range",
-    "encodings_from_onnx",
-    "encodings_to_onnx",
-    "freeze_batchnorm",
-    "get_encodings",
-    "is_initialized",
-    "learn_grids",
-    "load_checkpoint",
-    "lsq_factor",
-    "onnx_names",
-    "plan_of",
-    "quantize_module",
-    "quantizers",
-    "range_to_params",
-    "remove_fake_quantize",
-    "save_checkpoint",
-    "scale_gradient",
-    "set_encodings",
-]
+from onnxfq.torch.affine import fake_quantize_per_channel_affine as fake_quantize_per_channel_affine
+from onnxfq.torch.affine import fake_quantize_per_tensor_affine as fake_quantize_per_tensor_affine
+from onnxfq.torch.batchnorm import freeze_batchnorm as freeze_batchnorm
+from onnxfq.torch.checkpoints import load_checkpoint as load_checkpoint
+from onnxfq.torch.checkpoints import save_checkpoint as save_checkpoint
+from onnxfq.torch.encodings import compute_encodings as compute_encodings
+from onnxfq.torch.encodings import encodings_from_onnx as encodings_from_onnx
+from onnxfq.torch.encodings import encodings_to_onnx as encodings_to_onnx
+from onnxfq.torch.encodings import get_encodings as get_encodings
+from onnxfq.torch.encodings import is_initialized as is_initialized
+from onnxfq.torch.encodings import onnx_names as onnx_names
+from onnxfq.torch.encodings import set_encodings as set_encodings
+from onnxfq.torch.export import export_torch as export_torch
+from onnxfq.torch.observers import OBSERVERS as OBSERVERS
+from onnxfq.torch.observers import Observer as Observer
+from onnxfq.torch.qat_gradients import fake_quantize as fake_quantize
+from onnxfq.torch.qat_gradients import fake_quantize_lsq as fake_quantize_lsq
+from onnxfq.torch.qat_gradients import fake_quantize_pact as fake_quantize_pact
+from onnxfq.torch.qat_gradients import fake_quantize_range as fake_quantize_range
+from onnxfq.torch.qat_gradients import lsq_factor as lsq_factor
+from onnxfq.torch.qat_gradients import range_to_params as range_to_params
+from onnxfq.torch.qat_gradients import scale_gradient as scale_gradient
+from onnxfq.torch.quantize import plan_of as plan_of
+from onnxfq.torch.quantize import quantize_module as quantize_module
+from onnxfq.torch.quantize import remove_fake_quantize as remove_fake_quantize
+from onnxfq.torch.quantizer import FakeQuantize as FakeQuantize
+from onnxfq.torch.quantizer import learn_grids as learn_grids
+from onnxfq.torch.quantizer import quantizers as quantizers

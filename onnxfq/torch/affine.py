@@ -43,12 +43,10 @@ def fake_quantize_per_channel_affine(
     if is_exporting():  # the call has run before, and a trace must not compare shapes
         return _call(input, scale, zero_point, axis, quant_min, quant_max)
     if not 0 <= axis < input.ndim:
-        raise SpecError(
-            f"axis must be in [0, {input.ndim - 1}] for an input of rank {input.ndim}, got {axis}"
-        )
+        raise SpecError(f"axis must be in [0, {input.ndim - 1}] for rank {input.ndim}, got {axis}")
     if scale.ndim != 1 or zero_point.shape != scale.shape or len(scale) != input.shape[axis]:
         raise SpecError(
-            f"scale and zero_point must have shape [{input.shape[axis]}] for axis {axis}, got "
+            f"scale and zero_point must have shape [{input.shape[axis]}], got "
             f"{list(scale.shape)} and {list(zero_point.shape)}"
         )
     if zero_point.dtype not in _ZERO_TYPES:

@@ -78,18 +78,12 @@ def _finder(given: Any) -> Callable[[str, type], Any]:
         return lambda path, kind: given
     if not isinstance(given, Mapping) and not isinstance(given, QConfigMapping):
         raise ArgumentError(
-            f"a recipe is a name, a file, a Recipe or a QConfig of torch.ao, found {type(given).__name__}; "
-            "give one of these"
+            f"a recipe is a name, a file, a Recipe or a QConfig of torch.ao, found {type(given).__name__}"
         )
-    if isinstance(given, Mapping):
-        unknown = [key for key in given if key not in _SECTIONS]
-        if unknown:
-            raise RecipeError(
-                f"a qconfig dictionary has no section {unknown[0]!r}{nearest(str(unknown[0]), _SECTIONS)}"
-            )
-        content = dict(given)
-    else:
-        content = given.to_dict()
+    content: dict[str, Any] = dict(given) if isinstance(given, Mapping) else given.to_dict()
+    if unknown := [str(key) for key in content if key not in _SECTIONS]:
+        hint = nearest(unknown[0], _SECTIONS)
+        raise RecipeError(f"a qconfig dictionary has no section {unknown[0]!r}{hint}")
     if content.get("module_name_object_type_order"):
         raise RecipeError("module_name_object_type_order is not read; name the modules in module_name")
     named, types = dict(content.get("module_name", ())), dict(content.get("object_type", ()))
@@ -143,8 +137,7 @@ def _scheme(factory: Callable[[], Any]) -> dict[str, Any] | None:
         calibrator = f"moving_average:{constant}"
     if calibrator is None:
         raise RecipeError(
-            f"a QConfig has {type(observer).__name__}, which no calibrator stands for; give it as "
-            "quantize_module(..., observer=)"
+            f"a QConfig has {type(observer).__name__}, which no calibrator stands for; use observer="
         )
     channels = scheme in (torch.per_channel_symmetric, torch.per_channel_affine)
     return {

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from onnxfq.errors import ArgumentError, OnnxfqError, SpecError, join_lines, nearest
+from onnxfq.errors import ArgumentError, ModelError, OnnxfqError, SpecError, join_lines, nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -41,6 +41,15 @@ def checked(function: F) -> F:
             raise kind(f"{_name(function)} cannot use its arguments: {line}; change them") from error
 
     return typing.cast(F, call)
+
+
+class Unscripted:
+    """Module that torch.jit.script refuses in one line."""
+
+    def __prepare_scriptable__(self) -> Any:
+        """Refuse torch.jit.script, which asks for it first."""
+        name = type(self).__name__
+        raise ModelError(f"torch.jit.script cannot compile a {name}; use torch.export or torch.jit.trace")
 
 
 def checked_methods(*names: str) -> Callable[[C], C]:

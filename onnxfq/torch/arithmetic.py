@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,26 +100,15 @@ class View:
             return View(None, (), ())
         if len(param) == 1 and len(shape) != 1:
             return View(None, (), layout.counts)
-        seen, params, repeats = [], [], []
+        seen: tuple[int, ...] = ()
+        params: tuple[int, ...] = ()
+        repeats: tuple[tuple[int, int], ...] = ()
         for n, p, block in zip(shape, param, layout.block_sizes, strict=True):
-            if p == 1 or block == 1:
-                seen.append([n])
-                params.append([p])
-                repeats.append((1, n))
-            elif n % block == 0:
-                seen.append([p, block])
-                params.append([p, 1])
-                repeats.append((1, p))
-            else:
-                seen.append([n])
-                params.append([n])
-                repeats.append((block, n))
-        flat = tuple(n for part in seen for n in part)
-        return View(
-            flat if len(flat) != len(shape) else None,
-            tuple(repeats) if any(r > 1 for r, _ in repeats) else (),
-            tuple(n for part in params for n in part),
-        )
+            split: Any = ((p, block), (p, 1), (1, p)) if n % block == 0 else ((n,), (n,), (block, n))
+            part = ((n,), (p,), (1, n)) if p == 1 or block == 1 else split
+            seen, params, repeats = seen + part[0], params + part[1], (*repeats, part[2])
+        repeated = any(times > 1 for times, _ in repeats)
+        return View(seen if len(seen) != len(shape) else None, repeats if repeated else (), params)
 
     def see(self, x: Tensor) -> Tensor:
         """Return x in the shape of this view."""
@@ -142,8 +132,7 @@ def granularity_of_shape(shape: Sequence[int], tensor: Sequence[int]) -> Granula
     extra = tuple(shape)[: max(len(shape) - len(tensor), 0)]
     if any(n != 1 for n in extra) or any(p < 1 or n % p for p, n in zip(full, tensor, strict=True)):
         raise SpecError(
-            f"scales of shape {list(shape)} neither broadcast against nor divide a tensor of shape "
-            f"{list(tensor)}; give another shape"
+            f"scales {list(shape)} neither broadcast against nor divide a tensor {list(tensor)}; reshape them"
         )
     blocks = tuple(-1 if p == 1 else n // p for p, n in zip(full, tensor, strict=True))
     divided = [d for d, block in enumerate(blocks) if block != -1]

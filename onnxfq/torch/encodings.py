@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,28 +29,6 @@ from onnxfq.torch.unfinished import find_unfinished
 _RESTORED = ("is_observing", "is_rounding", "in_flight", "training_only", "observer")
 
 
-class _Block(contextlib.AbstractContextManager[None]):
-    """A block that says so if nothing enters it."""
-
-    def __init__(self, block: contextlib.AbstractContextManager[None]) -> None:
-        self._block, self._is_entered = block, False
-
-    def __enter__(self) -> None:
-        self._is_entered = True
-        self._block.__enter__()
-
-    def __exit__(self, *exception: Any) -> bool | None:
-        return self._block.__exit__(*exception)
-
-    def __del__(self) -> None:
-        if not self._is_entered:
-            warnings.warn(
-                "compute_encodings was called and never entered, so no scale was computed; write `with "
-                "compute_encodings(model):` around the runs",
-                stacklevel=2,
-            )
-
-
 @checked
 def compute_encodings(
     model: nn.Module, *, quantized: bool = False
@@ -65,7 +45,15 @@ def compute_encodings(
     Raises StatisticsError, with the quantizer's name, if one saw nothing, NaN or infinities, or has a scale
     that was set by hand. Put the model into evaluation mode first: BatchNorm would learn from the batches.
     """
-    return _Block(_observe(model, quantized))
+    block = _observe(model, quantized)
+    weakref.finalize(block, _warn_unless_entered, block.gen)
+    return block
+
+
+def _warn_unless_entered(gen: Any) -> None:
+    if inspect.getgeneratorstate(gen) == inspect.GEN_CREATED:
+        why = "compute_encodings was called and never entered, so no scale was computed; write `with "
+        warnings.warn(f"{why}compute_encodings(model):` around the runs", stacklevel=3)
 
 
 @contextlib.contextmanager
@@ -76,8 +64,7 @@ def _observe(model: nn.Module, quantized: bool) -> Iterator[None]:
     for name, quantizer in observed.items():
         if quantizer.is_given and quantizer.overwrite is None:
             raise StatisticsError(
-                f"quantizer {name!r} has a scale that was set or frozen by hand, and would get another one; "
-                "call its allow_overwrite(False) to keep it, or allow_overwrite() to replace it"
+                f"quantizer {name!r} has a scale that was set or frozen by hand; call its allow_overwrite"
             )
     before: dict[FakeQuantize, dict[str, Any]] = {}
 
@@ -164,16 +151,9 @@ def is_initialized(model: nn.Module) -> bool:
 
 @checked
 def get_encodings(model: nn.Module) -> Encodings:
-    """Return the encodings of all fake quantizers with a scale, by the plan's names (stem.0.weight).
-
-    Raises PlanError for a quantizer with a zero_point_shift.
-    """
+    """Return the encodings of all fake quantizers with a scale, by the plan's names (stem.0.weight)."""
     encodings = []
     for name, quantizer in quantizers(model).items():
-        if quantizer.zero_point_shift:
-            raise PlanError(
-                f"quantizer {name!r} has a zero_point_shift, which encodings do not hold; make it without one"
-            )
         if quantizer.is_initialized:
             scale, zero_point = (value.cpu().numpy() for value in quantizer.qparams())
             encoding = Encoding.of(_tensor(name), quantizer.spec, scale, zero_point)
@@ -196,8 +176,7 @@ def set_encodings(model: nn.Module, encodings: Encodings) -> None:
             raise PlanError(f"the encodings name tensor {encoding.tensor!r}, which the module lacks{hint}")
         if encoding.spec != quantizer.spec:
             raise PlanError(
-                f"tensor {encoding.tensor!r} is quantized as {quantizer.spec} and encoded as "
-                f"{encoding.spec}; quantize the module with the recipe of the encodings"
+                f"tensor {encoding.tensor!r} is quantized as {quantizer.spec} and encoded as {encoding.spec}"
             )
     for encoding in encodings.encodings:
         # Torch shares memory with arrays, and the arrays of encodings are read-only.
@@ -240,8 +219,7 @@ def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> En
         renamed = encoding.model_copy(update={"tensor": names[encoding.tensor]})
         if encodings.setdefault(renamed.tensor, renamed) != renamed:
             raise PlanError(
-                f"tensor {renamed.tensor!r} has two unequal quantizers, one is {encoding.tensor!r}; "
-                "give both one scale, or export Q/DQ, which keeps both"
+                f"tensor {renamed.tensor!r} has two unequal quantizers, one of {encoding.tensor!r}; set one"
             )
     return Encodings(model_sha256="", encodings=tuple(encodings.values()))
 

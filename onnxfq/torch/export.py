@@ -92,9 +92,7 @@ def export_torch(
     if path is not None:
         check_writable(Path(path))  # before the work, which may take minutes
     if dynamic_shapes is not None and exporter != "dynamo":
-        raise ModelError(
-            f"dynamic_shapes needs exporter='dynamo', found {exporter!r}; use dynamic_batch instead"
-        )
+        raise ModelError(f"dynamic_shapes needs exporter='dynamo', found {exporter!r}; use dynamic_batch")
     arguments = bind(model, (inputs,) if isinstance(inputs, Tensor) else inputs, kwargs)
     names = name_inputs(arguments, input_names, output_names)
     shapes = read_dynamic_shapes(arguments, dynamic_shapes)
@@ -211,9 +209,7 @@ def check_lowered(model: onnx.ModelProto, request: Request) -> None:
     """Raise ModelError if the Q/DQ model is not valid, or its number formats need another opset."""
     opset = default_opset(model)
     if request.opset not in (None, opset):
-        raise ModelError(
-            f"the model's number formats need opset {opset}, and {request.opset} was asked; leave opset out"
-        )
+        raise ModelError(f"its formats need opset {opset}, and {request.opset} was asked; leave it out")
     _check_valid(
         model, "the Q/DQ form is an invalid model", "export FakeQuantize nodes and insert pairs from a plan"
     )
@@ -228,8 +224,7 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
     inputs = [value.name for value in model.graph.input]
     if missing := [name for name in request.input_names if name not in inputs]:
         raise ModelError(
-            f"the {exporter} exporter dropped input {missing[0]!r}, which forward does not use; "
-            "take it out of forward, or try exporter='dynamo'"
+            f"the {exporter} exporter dropped input {missing[0]!r}, which forward does not use; take it out"
         )
     check_dynamic(model, request)
     outputs = [value.name for value in model.graph.output]
@@ -238,8 +233,7 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
     opset = default_opset(model)
     if request.opset not in (None, opset):
         raise ModelError(
-            f"the {exporter} exporter cannot give opset {request.opset}, it gave {opset}; leave opset out, "
-            "or try the other exporter"
+            f"the {exporter} exporter cannot give opset {request.opset}, it gave {opset}; leave opset out"
         )
     _check_valid(model, f"the {exporter} exporter made an invalid model", "try the other exporter")
 
@@ -251,8 +245,8 @@ def check_dynamic(model: onnx.ModelProto, request: Request) -> None:
         for axis, dim in axes.items():
             if isinstance(dim, (str, torch.export.Dim)) and inputs[name][axis].HasField("dim_value"):
                 raise ModelError(
-                    f"axis {axis} of input {name!r} is dynamic in dynamic_shapes, and forward takes size "
-                    f"{inputs[name][axis].dim_value} only; take the axis out of dynamic_shapes"
+                    f"axis {axis} of input {name!r} is fixed to {inputs[name][axis].dim_value} by forward; "
+                    "take it out of dynamic_shapes"
                 )
 
 

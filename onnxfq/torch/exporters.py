@@ -11,7 +11,6 @@ import functools
 import io
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import onnx
 import torch
 from torch import Tensor, fx, nn
+from torch.ao.quantization.fake_quantize import FakeQuantizeBase
 
 from onnxfq.errors import ModelError, StatisticsError
 from onnxfq.support.temporary import scratch_folder
@@ -156,9 +156,7 @@ def check_scales(model: nn.Module) -> None:
     for name, quantizer in quantizers(model).items():
         needed = quantizer.is_rounding and not quantizer.may_be_unused
         if needed and not quantizer.is_initialized:
-            raise StatisticsError(
-                f"quantizer {name!r} has no scale yet; run data through the model in compute_encodings"
-            )
+            raise StatisticsError(f"quantizer {name!r} has no scale yet; run data in compute_encodings")
     for name, module in model.named_modules():
         if hasattr(module, "check_export"):  # quantizers with the interface of another library
             module.check_export(name)
@@ -187,15 +185,8 @@ def freeze_grids(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def disable_observers(model: nn.Module) -> Iterator[None]:
     """Let the FakeQuantize modules of torch.ao in `model` only round, not observe."""
-    # Imported already if the model has such modules.
-    home = sys.modules.get("torch.ao.quantization.fake_quantize")
-    base = None if home is None else home.FakeQuantizeBase
-    # onnxfq's own count as such modules too.
-    changed = [
-        module
-        for module in model.modules()
-        if base is not None and isinstance(module, base) and not isinstance(module, FakeQuantize)
-    ]
+    theirs = (module for module in model.modules() if isinstance(module, FakeQuantizeBase))
+    changed: list[nn.Module] = [module for module in theirs if not isinstance(module, FakeQuantize)]
     try:
         for module in changed:
             module.forward = _rounding_of(module)

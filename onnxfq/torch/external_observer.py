@@ -28,10 +28,7 @@ class ExternalObserver(Observer):
         """Wrap `inner`. Raises SpecError if it lacks the method."""
         super().__init__(spec)
         if not callable(getattr(inner, "calculate_qparams", None)):
-            raise SpecError(
-                f"observer {type(inner).__name__} has no calculate_qparams(); give it one, or use a subclass "
-                "of onnxfq.torch.Observer"
-            )
+            raise SpecError(f"observer {type(inner).__name__} has no calculate_qparams(); give it one")
         self.inner = inner
 
     def reset(self) -> None:
@@ -75,9 +72,7 @@ def open_observer(
     Raises SpecError for keywords that nothing takes.
     """
     if keywords and (given is None or isinstance(given, (str, nn.Module))):
-        raise SpecError(
-            f"argument {next(iter(keywords))!r} is for an observer class, got observer {given!r:.40}"
-        )
+        raise SpecError(f"argument {next(iter(keywords))!r} is for an observer class, got {given!r:.40}")
     if given is None or isinstance(given, Observer):
         return given
     if isinstance(given, str):

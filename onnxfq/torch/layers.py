@@ -73,21 +73,14 @@ _TRANSPOSED = LayerKind(("ConvTranspose",), _name_weight, 1, None, True)
 
 LAYERS: dict[type[nn.Module], LayerKind] = {
     nn.Linear: LayerKind(("Gemm", "MatMul"), _name_weight, 0, 1, True),
-    nn.Conv1d: _CONV,
-    nn.Conv2d: _CONV,
-    nn.Conv3d: _CONV,
-    nn.ConvTranspose1d: _TRANSPOSED,
-    nn.ConvTranspose2d: _TRANSPOSED,
-    nn.ConvTranspose3d: _TRANSPOSED,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONV),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _TRANSPOSED),
     nn.MultiheadAttention: LayerKind(("MatMul",), _projections, 0, 1, True),
-    nn.Embedding: LayerKind(("Gather",), _name_weight, 0, None, False),
+    **dict.fromkeys((nn.Embedding, nn.EmbeddingBag), LayerKind(("Gather",), _name_weight, 0, None, False)),
     nn.LSTM: LayerKind(("LSTM",), _recurrent_weights, 0, 1, False),
     nn.GRU: LayerKind(("GRU",), _recurrent_weights, 0, 1, False),
     nn.RNN: LayerKind(("RNN",), _recurrent_weights, 0, 1, False),
-    nn.LSTMCell: LayerKind(("Gemm",), _cell_weights, 0, 1, False),
-    nn.GRUCell: LayerKind(("Gemm",), _cell_weights, 0, 1, False),
-    nn.RNNCell: LayerKind(("Gemm",), _cell_weights, 0, 1, False),
-    nn.EmbeddingBag: LayerKind(("Gather",), _name_weight, 0, None, False),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), LayerKind(("Gemm",), _cell_weights, 0, 1, False)),
     nn.Bilinear: LayerKind(("MatMul",), _name_weight, 0, None, False),
 }
 
@@ -136,8 +129,8 @@ def _check_parametrized(module: nn.Module) -> None:
     for name in getattr(module, "weight_names", ()):  # a float module has none
         if module.float_class.__dict__.get(name) is None and name in module.parametrizations:
             raise ModelError(
-                f"{name} of a {module.float_class.__name__} was parametrized after quantize_module, and "
-                "would not be quantized; call remove_fake_quantize, and quantize the parametrized module"
+                f"{name} of a {module.float_class.__name__} was parametrized after quantize_module; "
+                "call remove_fake_quantize, and quantize it again"
             )
 
 
@@ -294,16 +287,6 @@ def _read(name: str) -> property:
     return property(get, keep, forget)
 
 
-_BODIES: dict[type[nn.Module], Mapping[str, Any]] = {
-    # Recurrent layers cache their weights in a list; this property builds it at every read.
-    nn.RNNBase: {
-        "_flat_weights": property(
-            lambda self: [getattr(self, name) for name in self._flat_weights_names], lambda self, value: None
-        )
-    },
-}
-
-
 def swap(module: nn.Module, given: Mapping[str, FakeQuantize], mixin: type = Swapped) -> None:
     """Add quantizers to `module`, and give it a class that applies them.
 
@@ -325,8 +308,10 @@ def swap(module: nn.Module, given: Mapping[str, FakeQuantize], mixin: type = Swa
 
 def _make_class(original: type[nn.Module], mixin: type, names: tuple[str, ...]) -> type[nn.Module]:
     body: dict[str, Any] = {name: _read(name) for name in names}
-    for base, more in _BODIES.items():
-        body |= more if issubclass(original, base) else {}
+    if issubclass(original, nn.RNNBase):  # it caches its weights in a list; this builds it at every read
+        body["_flat_weights"] = property(
+            lambda self: [getattr(self, name) for name in self._flat_weights_names], lambda self, value: None
+        )
     if mixin is Swapped and not names:
         body["forward"] = _forward_like(original.forward)
     body |= {"float_class": original, "mixin": mixin, "weight_names": names}

@@ -43,7 +43,7 @@ _RESULTS: dict[Learned, tuple[str, ...]] = {
     "scale_zero_point": ("scale", "zero_point"),
     "range": ("rmin", "rmax", "scale", "zero_point"),
 }
-"""The grid as it is used, which state dicts hold too; a state with these alone begins at the first ones."""
+"""The grid as it is used, which state dicts hold too, for other tools."""
 
 
 class LearnedGrid(OwnTypes):
@@ -61,10 +61,10 @@ class LearnedGrid(OwnTypes):
     log_ratio: Tensor
     steps: Tensor
 
-    def __init__(self, spec: QuantSpec, grid: RoundingGrid, zero_point_shift: float) -> None:
+    def __init__(self, spec: QuantSpec, grid: RoundingGrid) -> None:
         """Make a grid without a scale."""
         super().__init__()
-        self.spec, self.grid, self.zero_point_shift = spec, grid, zero_point_shift
+        self.spec, self.grid = spec, grid
         self.learned: Learned = "nothing"
         self.float_type: FloatType = "float32"
         self.register_buffer("scale", torch.zeros(0))
@@ -73,14 +73,14 @@ class LearnedGrid(OwnTypes):
     @property
     def scale(self) -> Tensor:
         """The scale as it is used: a buffer, or computed from what is learned."""
-        return self._stored("scale") if self.learned == "nothing" else self._unshifted(0)[0]
+        return self._stored("scale") if self.learned == "nothing" else self._effective()[0]
 
     @property
     def zero_point(self) -> Tensor:
         """The zero point as it is used: a buffer, or computed from what is learned."""
         if self.learned in ("nothing", "scale"):
             return self._stored("zero_point")
-        scale, zero_point = self._unshifted(0)
+        scale, zero_point = self._effective()
         return torch.zeros_like(scale) if zero_point is None else zero_point
 
     @property
@@ -115,14 +115,6 @@ class LearnedGrid(OwnTypes):
 
     def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return (scale, zero point) as used; `elements` share one scale, for the gradients."""
-        scale, zero_point = self._unshifted(elements)
-        if self.zero_point_shift:
-            zero_point = (0.0 if zero_point is None else zero_point) - torch.full_like(
-                scale, self.zero_point_shift
-            )
-        return scale, zero_point
-
-    def _unshifted(self, elements: int) -> tuple[Tensor, Tensor | None]:
         qtype, symmetric = self.spec.qtype, self.spec.symmetric
         if self.learned == "range":
             rules = ParamRules(float_type=self.float_type)
@@ -161,7 +153,7 @@ class LearnedGrid(OwnTypes):
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def qparams(self) -> tuple[Tensor, Tensor]:
         """Return (scale float32, zero_point int32) as currently used, learned or not."""
-        scale, zero_point = self._unshifted(0)
+        scale, zero_point = self._effective()
         zeros = torch.zeros_like(scale) if zero_point is None else zero_point
         return scale.detach().float().clone(), zeros.detach().to(torch.int32).clone()
 
@@ -180,7 +172,7 @@ class LearnedGrid(OwnTypes):
             refill(self, name, value)
 
     def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
-        qtype, zeros = self.spec.qtype, zero_point.float() - self.zero_point_shift
+        qtype, zeros = self.spec.qtype, zero_point.float()
         return (qtype.qmin - zeros) * scale, (qtype.qmax - zeros) * scale
 
     def learn(self, what: Learned = "scale") -> None:
@@ -227,7 +219,8 @@ class LearnedGrid(OwnTypes):
             if learned != self.learned:
                 scale = state[prefix + "scale"]
                 self._declare(learned, torch.zeros_like(scale), torch.zeros_like(scale))
-            self._begin_where_it_ends(state, prefix)
+            for name in _RESULTS[self.learned]:
+                state.pop(prefix + name, None)
         if self.spec.granularity == PER_TENSOR and len(getattr(self, "shape", None) or ()) == 0:
             for name in ("scale", "zero_point"):  # torch.ao's have the shape [1]
                 given = state.get(prefix + name)
@@ -239,19 +232,6 @@ class LearnedGrid(OwnTypes):
             if tensor is not None and given is not None and tensor.shape != given.shape:
                 tensor.data = torch.zeros(given.shape, dtype=tensor.dtype, device=tensor.device)
         super()._load_from_state_dict(state, prefix, *args)
-
-    def _begin_where_it_ends(self, state: dict[str, Any], prefix: str) -> None:
-        """Let a learned grid of a state without distances begin at its values, and take the values out."""
-        results = {name: state.pop(prefix + name, None) for name in _RESULTS[self.learned]}
-        for base, result in zip(_BASES[self.learned], results, strict=False):
-            value = results[result]
-            if prefix + "log_ratio" not in state and value is not None:
-                # As it was used: the size of a scale, and a whole zero point.
-                value = value.abs() if result == "scale" else value
-                state[prefix + base] = value.round() if result == "zero_point" else value
-        for name, distance in self._parameters.items():
-            if prefix + name not in state and results.get("scale") is not None:
-                state[prefix + name] = torch.zeros_like(results["scale"], dtype=distance.dtype)
 
 
 FORMAT_KEY = "format"
@@ -271,35 +251,22 @@ def check_state(quantizer: LearnedGrid, own: str, state: dict[str, Any], prefix:
     """Take the format out of a state for a quantizer of format `own`. Raises SpecError if it is of no use.
 
     It cannot if the state has another number format, numbers off its grid, or no scale where one is known.
-    A state without a format, as older versions saved it, is loaded with a warning.
+    A state without a format, as torch.ao's, is loaded with a warning.
     """
     stored, scale = state.pop(prefix + FORMAT_KEY, None), state.get(prefix + "scale")
     if scale is None or scale.is_meta:
         return
     name = prefix.removesuffix(".") or "the quantizer"
     if stored is None:
-        warnings.warn(
-            "this state dict has scales without their number format, and another one would clip values; make "
-            "sure that the recipe is the same, and save the state again",
-            stacklevel=2,
-        )
+        why = "this state dict has scales without their number format"
+        warnings.warn(f"{why}; make sure that the recipe is the same, and save it again", stacklevel=2)
     elif read_format(stored) != own:
-        raise SpecError(
-            f"{name} is {own}, and the state dict has {read_format(stored)}; quantize the module "
-            "with the recipe of the state dict"
-        )
+        raise SpecError(f"{name} is {own}, and the state dict has {read_format(stored)}; use its recipe")
     if not scale.numel():
         if quantizer.is_initialized:
-            raise SpecError(
-                f"the state dict has no scale for {name}, which has one; calibrate before saving, or load "
-                "into a module without scales"
-            )
+            raise SpecError(f"the state dict has no scale for {name}, which has one; calibrate before saving")
         return
     zeros, spec = state.get(prefix + "zero_point"), quantizer.spec
-    if not state.get(prefix + "learned", 0):  # one that is learned by itself had any sign in older states
-        check_values(scale.detach().float(), None if zeros is None else zeros.float(), quantizer.grid)
+    check_values(scale.detach().float(), None if zeros is None else zeros.float(), quantizer.grid)
     if zeros is not None and spec.symmetric and bool((zeros != 0).any()):
-        raise SpecError(
-            f"{name} is {spec}, and the state dict has zero point {float(zeros[zeros != 0][0])}; quantize "
-            "the module with the recipe of the state dict"
-        )
+        raise SpecError(f"{name} is {spec}, and the state dict has zero point {float(zeros[zeros != 0][0])}")

@@ -139,15 +139,8 @@ class Observer(OwnTypes):
             low, high = torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)
         self.keep((low, high))
 
-    @property
-    def min_val(self) -> Tensor:
-        """Lower end of the running range, by torch's name."""
-        return self.rmin
-
-    @property
-    def max_val(self) -> Tensor:
-        """Upper end of the running range, by torch's name."""
-        return self.rmax
+    min_val = property(lambda self: self.rmin, doc="Lower end of the running range, by torch's name.")
+    max_val = property(lambda self: self.rmax, doc="Upper end of the running range, by torch's name.")
 
 
 class MinMax(Observer):
@@ -218,9 +211,7 @@ class Histogram(Observer):
         """Raise SpecError unless `spec` is per tensor, because statistics are."""
         super().__init__(spec)
         if spec.granularity != PER_TENSOR:
-            raise SpecError(
-                f"observer 'histogram' is per tensor, got {spec}; use minmax, or latest for a weight"
-            )
+            raise SpecError(f"observer 'histogram' is per tensor, got {spec}; use minmax or latest")
         self.live = False
         self.calibrator = calibrator
         self.register_buffer("counts", torch.zeros(0, dtype=torch.int64), persistent=False)
@@ -267,8 +258,7 @@ class Histogram(Observer):
         statistics = self.statistics()
         if statistics.nans or statistics.infinities:
             raise StatisticsError(
-                f"{statistics.nans} NaN and {statistics.infinities} infinite values were observed; remove "
-                "the samples that cause them, or leave the tensor in float"
+                f"{statistics.nans} NaN and {statistics.infinities} infinite values; remove the samples"
             )
         low, high = self.calibrator(statistics, self.spec)
         return self.rmin.new_tensor(low, dtype=torch.float64), self.rmin.new_tensor(high, dtype=torch.float64)

@@ -51,15 +51,10 @@ def onnx_node(
     Raises SpecError for a float64 x.
     """
     if x.dtype == torch.float64:
-        raise SpecError(
-            "x must be float32, float16 or bfloat16 to be exported, got float64; convert the module"
-        )
+        raise SpecError("x to export must be float32, float16 or bfloat16, got float64; convert the module")
     if not is_lowered_later():
-        warnings.warn(
-            f"this export has {OPERATOR} nodes, which only onnxfq's custom-op library runs; export with "
-            "onnxfq.torch.export_torch, or turn the file into Q/DQ with `onnxfq convert`",
-            stacklevel=2,
-        )
+        why = f"this export has {OPERATOR} nodes, which only onnxfq's custom-op library runs"
+        warnings.warn(f"{why}; use onnxfq.torch.export_torch, or `onnxfq convert` the file", stacklevel=2)
     zeros, qtype = zero_point, grid.qtype
     if not qtype.qmin <= 0 <= qtype.qmax:
         # Only the distances of the limits from the zero point matter: a shift makes the limits hold 0.
@@ -83,17 +78,12 @@ def has_node(grid: RoundingGrid) -> bool:
     Raises SpecError for a float format without a name.
     """
     if grid.qtype.is_float and not grid.qtype.has_kernel:
-        raise SpecError(
-            f"{grid.qtype} is for simulation only; export a type that ONNX has, such as float8e4m3fn"
-        )
+        raise SpecError(f"{grid.qtype} is for simulation only; export a type of ONNX, such as float8e4m3fn")
     width = grid.qtype.qmax - grid.qtype.qmin
     if grid.qtype.is_float or 0 < width < 1 << 16:
         return True
-    warnings.warn(
-        f"{grid.qtype} has no ONNX integer type of up to 16 bits and is exported as float arithmetic; no "
-        "engine runs it in integers",
-        stacklevel=2,
-    )
+    why = f"{grid.qtype} has no ONNX integer type of up to 16 bits and is exported as float arithmetic"
+    warnings.warn(f"{why}; no engine runs it in integers", stacklevel=2)
     return False
 
 

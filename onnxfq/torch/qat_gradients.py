@@ -84,9 +84,7 @@ def check_and_quantize(
 ) -> Tensor:
     """Fake-quantize x; `free_zero` lets the zero point lie off the grid, as torch's float zero points."""
     if x.dtype not in _TYPES:
-        raise SpecError(
-            f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; convert it with float()"
-        )
+        raise SpecError(f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; convert it")
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
     scales = (scale if isinstance(scale, Tensor) else torch.tensor(scale)).to(x.device, work)
     zeros = zero_point.to(work) if isinstance(zero_point, Tensor) else None
@@ -148,13 +146,9 @@ def check_values(scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -
     """Raise SpecError unless scales are finite and positive and zero points are on the grid."""
     wrong = ~(torch.isfinite(scale) & (scale > 0))
     if wrong.any():
-        raise SpecError(
-            f"scale must be finite and positive in float32, found {float(scale[wrong].flatten()[0])}"
-        )
+        raise SpecError(f"scale must be finite and positive, found {float(scale[wrong].flatten()[0])}")
     if grid.arithmetic == "reciprocal" and torch.isinf(1 / scale).any():
-        raise SpecError(
-            f"scale {float(scale.min())} is too small to have a finite reciprocal; use arithmetic 'divide'"
-        )
+        raise SpecError(f"scale {float(scale.min())} has no finite reciprocal; use arithmetic 'divide'")
     if zero_point is None:
         return
     qtype = grid.qtype
@@ -319,18 +313,10 @@ def grid_ends_to_scale(rmin: Tensor, rmax: Tensor, qtype: QType, rules: ParamRul
     return _step_to_scale((high - low) / (qtype.qmax - qtype.qmin), rules).float()
 
 
-def ends_by_rule(
-    rmin: Tensor, rmax: Tensor, qtype: QType, rule: str, shift: float = 0.0
-) -> tuple[Tensor, Tensor]:
+def ends_by_rule(rmin: Tensor, rmax: Tensor, qtype: QType, rule: str) -> tuple[Tensor, Tensor]:
     """Return a range whose symmetric scale by `range_to_params` is the one of `rule`, see `FakeQuantize`."""
-    low, high = rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0)
-    amax = torch.maximum(-low, high)
-    if rule == "amax":
-        step = amax / qtype.qmax
-    elif rule == "width":
-        step = amax / ((qtype.qmax - qtype.qmin) / 2)
-    else:
-        step = torch.maximum(high / (qtype.qmax + shift), low / (qtype.qmin + shift))
+    amax = torch.maximum(-rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0))
+    step = amax / (qtype.qmax if rule == "amax" else (qtype.qmax - qtype.qmin) / 2)
     return torch.zeros_like(step), step * qtype.qmax
 
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from numpy.typing import ArrayLike
@@ -14,13 +14,13 @@ from torch import Tensor, fx, nn
 from torch.ao.quantization.fake_quantize import FakeQuantizeBase
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
-from onnxfq.errors import ModelError, SpecError, StatisticsError, nearest
+from onnxfq.errors import SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.masked_scores import MaskedScores
-from onnxfq.torch.arguments import checked, checked_methods
+from onnxfq.torch.arguments import Unscripted, checked, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
 from onnxfq.torch.calls import aside
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
@@ -38,14 +38,9 @@ from onnxfq.torch.qat_gradients import (
 from onnxfq.torch.quantizer_attributes import QuantizerAttributes, switch
 
 ScaleRule = Literal["ends", "amax", "width"]
-SCALE_RULES = ("ends", "amax", "width")
 InFlight = Literal["never", "uncalibrated", "always"]
-IN_FLIGHT = ("never", "uncalibrated", "always")
 _HALF_TYPES: dict[torch.dtype, FloatType] = {getattr(torch, h.name): h.name for h in HALF_TYPES.values()}
-_NO_SCALE = (
-    "a FakeQuantize has no scale yet; run data through the model inside compute_encodings, or call "
-    "set_qparams"
-)
+_NO_SCALE = "a FakeQuantize has no scale yet; run data through it inside compute_encodings, or set_qparams"
 _SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
@@ -53,7 +48,7 @@ _SWITCHES = ("observer_enabled", "fake_quant_enabled")
     *("__init__", "forward", "quantize", "dequantize", "set_qparams", "set_range", "learn"),
     *("allow_overwrite", "enable_observer", "enable_fake_quant"),
 )
-class FakeQuantize(QuantizerAttributes, LearnedGrid):
+class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
     """Rounding of the input to the grid of a `QuantSpec`, with the gradients of `onnxfq.torch.qat_gradients`.
 
     An "up to date" observer sets scale and zero point at every input; the histogram sets them in `calibrate`,
@@ -88,7 +83,6 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         saturate: bool = True,
         calibrator: str | Calibrator = MINMAX,
         scale_rule: ScaleRule = "ends",
-        zero_point_shift: float = 0.0,
         shape: Sequence[int] | None = None,
         in_flight: InFlight = "never",
         training_only: bool = False,
@@ -108,7 +102,6 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
             calibrator: for the observers `latest` and `histogram`.
             scale_rule: symmetric scale of a range: "ends", the finest grid that holds both ends; "amax",
                 amax / qmax (NVIDIA); "width", 2 amax / (qmax - qmin) (torch.ao, Horizon).
-            zero_point_shift: moves the grid by this part of a step, as AIMET's; for simulation only.
             shape: shape of the scale, which broadcasts against the input or divides it into blocks; the
                 first input then decides the granularity, and that of the spec does not count.
             in_flight: "uncalibrated" quantizes inputs by their own range while no scale is known, "always"
@@ -118,15 +111,12 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
             packed_mask: keep the mask for the gradient as one bit an element instead of one byte.
             observer_kwargs: arguments for an observer class or factory.
         """
-        for name, value, known in (
-            ("scale_rule", scale_rule, SCALE_RULES),
-            ("in_flight", in_flight, IN_FLIGHT),
-        ):
-            if value not in known:
+        for name, value, names in (("scale_rule", scale_rule, ScaleRule), ("in_flight", in_flight, InFlight)):
+            if value not in (known := get_args(names)):
                 raise SpecError(f"unknown {name} {value!r}{nearest(value, known)}")
         spec = QuantSpec(qtype=qtype_by_name(spec)) if isinstance(spec, str) else spec
         grid = RoundingGrid.from_names(spec.qtype, rounding, arithmetic, saturate, packed_mask)
-        super().__init__(spec, grid, zero_point_shift)
+        super().__init__(spec, grid)
         self.scale_rule = scale_rule
         self.in_flight, self.training_only, self.in_place = in_flight, training_only, in_place
         self.shape = None if shape is None else tuple(shape)
@@ -234,8 +224,6 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
     def _round(self, x: Tensor, params: tuple[Tensor, Tensor] | None = None) -> Tensor:
         count = max(x.numel() // max(self._base.numel(), 1), 1) if self.learned != "nothing" else 0
         scale, zero_point = self._effective(count) if params is None else params
-        if params is not None and self.zero_point_shift:
-            zero_point = params[1] - self.zero_point_shift
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
         if scale.dtype != work:  # an exporter keeps a cast that changes nothing
             scale = scale.to(work)
@@ -252,9 +240,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         if zeros.numel() == 1:
             zeros = zeros.reshape(()).expand(scales.shape)
         if zeros.shape != scales.shape:
-            raise SpecError(
-                f"zero_point {list(zeros.shape)} must have scale's shape {list(scales.shape)}, or one value"
-            )
+            raise SpecError(f"zero_point {list(zeros.shape)} must have scale's shape {list(scales.shape)}")
         check_values(scales, zeros, self.grid)
         if self.spec.symmetric and zeros.any():
             raise SpecError(
@@ -285,8 +271,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         good = torch.isfinite(low) & torch.isfinite(high) & (low <= high)
         if low.shape != high.shape or not good.all():
             raise SpecError(
-                "a range needs finite ends of one shape, the lower first, found "
-                f"{low.tolist()} to {high.tolist()}"
+                f"a range needs finite ends, the lower first, found {low.tolist()} to {high.tolist()}"
             )
         self._store(*self._params_of(low.float(), high.float()))
         self.disable_observer()
@@ -309,22 +294,13 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         scale, zero_point = self.qparams()
         return scale, zero_point
 
-    def __prepare_scriptable__(self) -> FakeQuantize:
-        """Refuse torch.jit.script, which asks for it first."""
-        raise ModelError(
-            "torch.jit.script cannot compile a FakeQuantize; use torch.compile or torch.export, or "
-            "write ONNX with export_torch"
-        )
-
     def calibrate(self) -> tuple[Tensor, Tensor]:
         """Set scale and zero point from the observer, and return the range.
 
         Raises StatisticsError if it saw no finite value.
         """
         if self.observer is None or not self.observer.seen:
-            raise StatisticsError(
-                "the observer saw no finite value; run data through the model while it observes"
-            )
+            raise StatisticsError("the observer saw no finite value; run data while it observes")
         if isinstance(self.observer, ExternalObserver):
             self._store(*self._observed())
             return self._ends(*self.qparams())
@@ -344,8 +320,8 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
     def _params_of(self, rmin: Tensor, rmax: Tensor) -> tuple[Tensor, Tensor]:
         spec = self.spec
         with torch.no_grad():
-            if spec.symmetric and (self.scale_rule != "ends" or self.zero_point_shift):
-                rmin, rmax = ends_by_rule(rmin, rmax, spec.qtype, self.scale_rule, self.zero_point_shift)
+            if spec.symmetric and self.scale_rule != "ends":
+                rmin, rmax = ends_by_rule(rmin, rmax, spec.qtype, self.scale_rule)
             rules = spec.param_rules(self.float_type)
             scale, zero = range_to_params(rmin, rmax, spec.qtype, spec.symmetric, rules)
             return scale.float(), torch.zeros_like(scale) if zero is None else zero

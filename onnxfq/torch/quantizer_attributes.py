@@ -87,25 +87,10 @@ class QuantizerAttributes:
                 raise SpecError(f"a FakeQuantize has no {name} to set; nearest: {near[0]}")
         super().__setattr__(name, value)
 
-    @property
-    def quant_min(self) -> int:
-        """Least integer of the grid."""
-        return int(self.spec.qtype.qmin)
-
-    @property
-    def quant_max(self) -> int:
-        """Largest integer of the grid."""
-        return int(self.spec.qtype.qmax)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The quantized dtype of torch for the grid: qint8, quint8, or qint32 for wider ones."""
-        return torch_dtype(self.spec)
-
-    @property
-    def qscheme(self) -> torch.qscheme:
-        """The scheme of torch: per tensor or per channel, affine or symmetric."""
-        return torch_scheme(self.spec)
+    quant_min = property(lambda self: int(self.spec.qtype.qmin), doc="Least integer of the grid.")
+    quant_max = property(lambda self: int(self.spec.qtype.qmax), doc="Largest integer of the grid.")
+    dtype = property(lambda self: torch_dtype(self.spec), doc="Torch's dtype: qint8, quint8, or qint32.")
+    qscheme = property(lambda self: torch_scheme(self.spec), doc="Torch's scheme, such as per_tensor_affine.")
 
     @property
     def ch_axis(self) -> int:

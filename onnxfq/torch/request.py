@@ -64,36 +64,25 @@ def bind(
 ) -> inspect.BoundArguments:
     """Return the inputs by parameter of forward. Raises DataError if forward does not take them."""
     name, kwargs = type(model).__name__, kwargs or {}
-    kinds = [type(x).__name__ for x in inputs] if isinstance(inputs, (tuple, list)) else type(inputs).__name__
-    if (
-        not isinstance(inputs, (tuple, list))
-        or not (inputs or kwargs)
-        or not all(isinstance(x, Tensor) for x in inputs)
-    ):
-        raise DataError(
-            f"inputs of {name} must be a tuple of tensors, found {kinds}; pass one example tensor for each "
-            "parameter of forward"
-        )
+    listed = isinstance(inputs, (tuple, list))
+    kinds = [type(x).__name__ for x in inputs] if listed else type(inputs).__name__
+    if not (listed and (inputs or kwargs) and all(isinstance(x, Tensor) for x in inputs)):
+        raise DataError(f"inputs of {name} must be a tuple of tensors, found {kinds}; pass a tuple")
     for key, value in kwargs.items():
         if not isinstance(value, Tensor):
-            raise DataError(
-                f"keyword input {key!r} of {name} must be a tensor, found {type(value).__name__}; set other "
-                "arguments in a module around it"
-            )
+            raise DataError(f"keyword input {key!r} of {name} must be a tensor, found {type(value).__name__}")
     signature = inspect.signature(model.forward)
     try:
         bound = signature.bind(*inputs, **kwargs)
     except TypeError as error:
         counted = f"{len(inputs)} inputs" + (f" and {', '.join(kwargs)}" if kwargs else "")
         raise DataError(
-            f"{name}.forward{signature} does not take {counted}: {error}; pass one example tensor "
-            "for each parameter"
+            f"{name}.forward{signature} does not take {counted}: {error}; pass one tensor for each parameter"
         ) from error
     for parameter, value in bound.arguments.items():
         if isinstance(value, dict):  # torch.export takes no dynamic axes of them
             raise DataError(
-                f"{name}.forward takes input {next(iter(value))!r} by **{parameter}, which torch exports "
-                "with fixed shapes only; make it a parameter"
+                f"torch exports input {next(iter(value))!r}, by **{parameter}, with fixed shapes; name it"
             )
     return bound
 
@@ -130,8 +119,7 @@ def _read_axes(value: Any, given: Any, name: str) -> Iterator[dict[int, Any]]:
         given = dict(zip(parts, given, strict=True))
     elif not isinstance(given, Mapping):
         raise ModelError(
-            f"dynamic_shapes has {given!r:.80} for {name}, which has {len(parts)} entries; give a "
-            "dictionary, or as many entries, None for what is fixed"
+            f"dynamic_shapes has {given!r:.80} for {name}, which has {len(parts)} entries; give as many"
         )
     if unknown := [key for key in given if key not in parts]:
         held = ", ".join(map(str, parts)) or "none"
@@ -144,9 +132,7 @@ def _read_axes(value: Any, given: Any, name: str) -> Iterator[dict[int, Any]]:
 
 
 def name_inputs(
-    arguments: inspect.BoundArguments,
-    input_names: Sequence[str] | None,
-    output_names: Sequence[str] | None,
+    arguments: inspect.BoundArguments, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> list[str]:
     """Return a unique name for each input, different from the names of outputs.
 

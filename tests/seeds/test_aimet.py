@@ -207,7 +207,7 @@ WRONG = {
     "growth": (ValueError, "at least 1", lambda: Q.SqnrEncodingAnalyzer((), histogram_growth_limit=0.5)),
     "another shape": (
         RuntimeError,
-        r"MinMaxEncodingAnalyzer of shape \[3\] does not fit a quantizer of shape \[4\]",
+        r"MinMaxEncodingAnalyzer \[3\] does not fit \[4\]",
         lambda: ranged(shape=(4,), encoding_analyzer=Q.MinMaxEncodingAnalyzer((3,))),
     ),
     "no analyzer": (RuntimeError, r"str has no update_stats\(\)", lambda: ranged(encoding_analyzer="minmax")),
@@ -240,7 +240,7 @@ WRONG = {
         "give dtype, or exponent_bits",
         lambda: Q.float.FloatQuantizeDequantize(4, 3, dtype=torch.float16),
     ),
-    "no exponent": (ValueError, "1 to 8 exponent bits", lambda: Q.float.FloatQuantizeDequantize(0, 3)),
+    "no exponent": (ValueError, "1 to 8 exponent", lambda: Q.float.FloatQuantizeDequantize(0, 3)),
     "float32": (
         ValueError,
         "dtype must be one of",
@@ -264,11 +264,7 @@ WRONG = {
         "shape of QuantizeDequantize is read only",
         lambda: setattr(ranged(), "shape", (2,)),
     ),
-    "an end": (
-        RuntimeError,
-        r"min of QuantizeDequantize has shape \[\]",
-        lambda: setattr(ranged(), "min", torch.ones(2)),
-    ),
+    "an end": (RuntimeError, r"min has shape \[\]", lambda: setattr(ranged(), "min", torch.ones(2))),
     "an integer tensor": (
         RuntimeError,
         "must be of a float type",

@@ -140,7 +140,7 @@ def test_what_calibrators_refuse():
     with pytest.warns(UserWarning, match="grow_method has no effect"):
         HistogramCalibrator(grow_method="append")
     for calibrator in (made, MaxCalibrator()):
-        with pytest.raises(TypeError, match="must be a tensor"):
+        with pytest.raises(TypeError, match="must be Tensor"):
             calibrator.collect([1.0])
         assert type(calibrator).__name__ in repr(calibrator)
 

@@ -254,9 +254,7 @@ def test_the_helper_object(restored):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}],
-    ids=str,
+    "options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}], ids=str
 )
 def test_lstm_without_quantizers_is_torchs(options):
     """With its quantizers disabled the LSTM is torch's, for padded, packed and unbatched input."""

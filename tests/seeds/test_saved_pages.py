@@ -223,10 +223,7 @@ e, g = f(1)"""
 SHORT = {
     read_prompts: (PROMPTS, [Block("import math as M\nwith open(M.e) as f:\n    _ = f\n1 + 1\n", "2\n")]),
     read_module: (MODULE, [Block("import math\n\nx = math.e")]),
-    read_one_line: (
-        ONE_LINE,
-        [Block('import os \n# A set (b=2) \nx = f( 1, a=2 ) \nprint("y", x)', "y 3")],
-    ),
+    read_one_line: (ONE_LINE, [Block('import os \n# A set (b=2) \nx = f( 1, a=2 ) \nprint("y", x)', "y 3")]),
     read_slid_names: (SLID, [Block("a = 1\nb = 2\nprint(f(\na, b =a))", "Out: 3"), Block(UNSLID)]),
 }
 

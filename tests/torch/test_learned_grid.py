@@ -106,31 +106,6 @@ def test_training_that_is_resumed_has_its_bits(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", LEARNED)
-def test_a_state_without_distances_begins_at_its_values(what: str) -> None:
-    """States with a learned grid alone are read as it was used: size of the scale, whole zero point."""
-    one = learning(what)
-    with torch.no_grad():
-        for distance in one.parameters():
-            distance.add_(0.3)
-    state = {
-        name: tensor
-        for name, tensor in one.state_dict().items()
-        if not name.startswith("calibrated_") and name not in ("log_ratio", "steps")
-    }
-    if what == "scale":
-        state["scale"] = -state["scale"]
-    if what == "scale_zero_point":
-        state["zero_point"] = state["zero_point"] - 0.4
-    other = FakeQuantize(SPECS["tensor"])
-    other.load_state_dict(state)
-    assert other.learned == what and not any(distance.any() for distance in other.parameters())
-    x = values(40, 8, seed=2)
-    torch.testing.assert_close(other(x), one(x), rtol=0, atol=float(one.qparams()[0]) * 1.001)
-    for found, expected in zip(other.qparams(), one.qparams(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=2.0**-22, atol=0)
-
-
-@pytest.mark.parametrize("what", LEARNED)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_no_step_makes_a_scale_negative(what: str, spec: QuantSpec) -> None:
     """Optimizers leave a positive finite scale, and weight decay alone leads to the calibrated one."""

@@ -19,10 +19,7 @@ X = torch.linspace(-1, 2, 8)
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (
-            "bitwidth",
-            "setting bitwidth of a FakeQuantize has no effect; make a new FakeQuantize",
-        ),
+        ("bitwidth", "setting bitwidth of a FakeQuantize has no effect; make a new FakeQuantize"),
         ("symmetric", "make a new FakeQuantize with another spec"),
         ("min", "setting min of a FakeQuantize has no effect; use set_range"),
         ("amax", "use set_range"),

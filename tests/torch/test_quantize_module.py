@@ -499,13 +499,7 @@ def test_every_product_is_reached(override, taken):
 
 
 @pytest.mark.parametrize(
-    "override",
-    [
-        {"nodes": ["add"]},
-        {"nodes": ["ad[d]"]},
-        {"op_types": ["Add"]},
-        {"tensors": ["add_other"]},
-    ],
+    "override", [{"nodes": ["add"]}, {"nodes": ["ad[d]"]}, {"op_types": ["Add"]}, {"tensors": ["add_other"]}]
 )
 def test_residual_sums_are_reached(override):
     """The same holds for the skip branch of a sum, for a target that quantizes it."""

@@ -116,7 +116,7 @@ def test_a_state_without_scales_is_refused_where_scales_are() -> None:
 
 
 def test_a_state_without_formats_loads_with_one_warning() -> None:
-    """States of older versions; numbers that the grid cannot have are refused."""
+    """States as torch.ao writes them; numbers that the grid cannot have are refused."""
     model, other = calibrated(), network()
     quantize_module(other)
     state = {name: value for name, value in model.state_dict().items() if not name.endswith(".format")}

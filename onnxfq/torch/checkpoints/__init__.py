@@ -107,9 +107,7 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, 
     elif isinstance(source, (str, os.PathLike)):
         content = _read(Path(source))
     else:
-        raise ArgumentError(
-            f"a checkpoint is a path or a state dict, found {type(source).__name__}; pass state_dict()"
-        )
+        raise ArgumentError(f"a checkpoint is a path or a state dict, got {type(source).__name__}; pass one")
     inner = content.get("state_dict") if isinstance(content, Mapping) else None
     content = inner if isinstance(inner, Mapping) else content
     if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
@@ -126,9 +124,7 @@ def _read(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
         why = str(error).partition("\n")[0][:120]
-        raise ModelError(
-            f"{path} does not hold tensors alone, and nothing else is read from it ({why}); save state_dict()"
-        ) from None
+        raise ModelError(f"{path} does not hold tensors alone ({why}); save state_dict()") from None
 
 
 def write_state(state: Mapping[str, Tensor], path: str | os.PathLike[str] | None) -> None:

@@ -23,8 +23,5 @@ def write(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
     """Return the state with Horizon's keys. Raises SpecError for a quantizer that is not symmetric."""
     for path, quantizer in quantizers(model).items():
         if not quantizer.spec.symmetric:
-            raise SpecError(
-                f"quantizer {path!r} is {quantizer.spec}, and Horizon's grids are symmetric; save it as "
-                "torch-ao"
-            )
+            raise SpecError(f"{path!r} is {quantizer.spec}, and Horizon's grids are symmetric; use torch-ao")
     return torch_ao.write(model)

@@ -33,10 +33,7 @@ _KEEPING_METHODS = ("relu", "flatten", "reshape", "view", "contiguous", "permute
 def read(model: nn.Module, theirs: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the state with our keys, and the quantizers of theirs that have none of ours."""
     if any(re.match(r"activation_post_process_\d+\.", key) for key in theirs):
-        raise ModelError(
-            "the state dict is of prepare_qat_fx, which numbers its quantizers by a graph that the file "
-            "lacks; give one of prepare_qat"
-        )
+        raise ModelError("a state dict of prepare_qat_fx lacks its graph and names; give one of prepare_qat")
     left, ours = dict(theirs), dict[str, Any]()
     for path, norm in _folded(model).items():
         inside = [key for key in left if key.startswith(f"{path}.bn.")]
@@ -48,8 +45,7 @@ def read(model: nn.Module, theirs: dict[str, Any]) -> tuple[dict[str, Any], list
         found = next((name for name in names if name + "scale" in left), None)
         if found is None:
             raise ModelError(
-                f"the checkpoint has no quantizer for {path!r}, looked for {', '.join(names) or 'a layer'}; "
-                "quantize the module as the checkpoint's was"
+                f"the checkpoint has no quantizer for {path!r}, looked for {', '.join(names) or 'a layer'}"
             )
         prefix = path + "."
         state = {prefix + key.removeprefix(found): left[key] for key in left if key.startswith(found)}
@@ -138,8 +134,7 @@ def _sources(model: nn.Module) -> dict[str, list[str]]:
     except Exception as error:  # tracing runs the user's code, which may raise anything
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"torch.fx cannot trace {type(model).__name__}, and no layer is found before another: {line}; "
-            "write its forward without conditions on tensors"
+            f"torch.fx cannot trace {type(model).__name__}: {line}; take conditions on tensors out"
         ) from None
     sources = {}
     for node in graph.nodes:

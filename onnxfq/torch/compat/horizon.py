@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
-from torch.ao.quantization.observer import (
-    MovingAverageMinMaxObserver,
-    MovingAveragePerChannelMinMaxObserver,
-)
+from torch.ao.quantization.observer import MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver
 
 from onnxfq.errors import ArgumentError, SpecError
 from onnxfq.numerics.granularity import Granularity
@@ -60,8 +57,7 @@ class FakeQuantize(quantizer.FakeQuantize):
             saturate, in_place = None, False
         elif numbers:
             raise ArgumentError(
-                f"saturate and in_place are bools, found {saturate} and {in_place}; give quant_min "
-                "and quant_max by name"
+                f"saturate and in_place are bools, found {numbers[0]}; give quant_min and quant_max by name"
             )
         dtype, axis = given.pop("dtype", "qint8"), given.pop("ch_axis", -1)
         scheme = given.pop("qscheme", torch.per_tensor_symmetric)

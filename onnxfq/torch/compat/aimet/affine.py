@@ -35,6 +35,7 @@ from onnxfq.torch.qat_gradients import quantize_to, round_straight_through
 from onnxfq.torch.quantizer import FakeQuantize
 
 _OTHERS = {"encoding_analyzer": None, "block_size": None, "zero_point_shift": None}
+_GRID = ("qmin", "qmax", "symmetric", "zero_point_shift")
 Made = TypeVar("Made", bound="AffineQuantizerBase")
 _FORMS = (form("qmin", "qmax", "symmetric", **_OTHERS), form("bitwidth", "symmetric", **_OTHERS))
 
@@ -140,8 +141,7 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
             given = plain(torch.as_tensor(value)).detach()
             if not fits(given.shape, self.shape):
                 raise SpecError(
-                    f"{name} of a range must broadcast to {list(self.shape)}, found {list(given.shape)}; "
-                    "give one value, or that shape"
+                    f"{name} must broadcast to {list(self.shape)}, found {list(given.shape)}; reshape it"
                 )
             with torch.no_grad():
                 getattr(self, name).copy_(given)
@@ -203,8 +203,7 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
         """
         if len(encodings) != self.min.numel():
             raise SpecError(
-                f"a quantizer of shape {list(self.shape)} takes {self.min.numel()} entries, found "
-                f"{len(encodings)}; give one for each value of min"
+                f"shape {list(self.shape)} takes {self.min.numel()} entries, found {len(encodings)}"
             )
         try:
             bits, flag = encodings[0]["bitwidth"], str(encodings[0]["is_symmetric"]).lower()
@@ -219,28 +218,21 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
         self.set_range(*(end.view(self.shape) for end in ends))
 
     def _grid_state(self) -> dict[str, Any]:
-        names = ("qmin", "qmax", "symmetric", "block_size", "zero_point_shift")
-        return {name: () if getattr(self, name) is None else getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _GRID}
 
     def _set_grid_state(self, state: Mapping[str, Any]) -> None:
         if "qmin" in state and "qmax" in state:
             check_limits("a state dict", state["qmin"], state["qmax"])
-        for name in ("qmin", "qmax", "symmetric", "zero_point_shift"):
-            if name in state:
-                setattr(self, name, state[name])
-        if "block_size" in state:
-            self.block_size = tuple(map(int, state["block_size"])) or None
+        for name in filter(state.__contains__, _GRID):
+            setattr(self, name, state[name])
 
     def _constant(self) -> FakeQuantize:
         encoding = self.get_encodings()
         assert encoding is not None
+        if self.zero_point_shift:
+            raise SpecError("no model file has a zero_point_shift, found 0.5; export a quantizer without it")
         qtype, zero_point = self._integers(encoding)
-        frozen = FakeQuantize(
-            QuantSpec(qtype=qtype, symmetric=self.symmetric),
-            None,
-            zero_point_shift=self.zero_point_shift,
-            shape=self.shape,
-        )
+        frozen = FakeQuantize(QuantSpec(qtype=qtype, symmetric=self.symmetric), None, shape=self.shape)
         frozen.set_qparams(encoding.scale, zero_point)
         return frozen
 
@@ -285,14 +277,10 @@ class _IntegerQuantizer(AffineQuantizerBase):
         """Make a quantizer, see AffineQuantizerBase. Raises SpecError for a shift of half a step."""
         super().__init__(shape, *args, **keywords)
         if self.zero_point_shift:
-            raise SpecError(
-                f"{type(self).__name__} has no zero_point_shift, found 0.5; use QuantizeDequantize"
-            )
+            raise SpecError(f"{type(self).__name__} has no zero_point_shift, found 0.5; leave it out")
 
     def _refuse_export(self, x: Tensor | None = None) -> Any:
-        raise SpecError(
-            f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize in its place"
-        )
+        raise SpecError(f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize")
 
     _constant = _as_node = _refuse_export
 

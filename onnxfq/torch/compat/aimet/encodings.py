@@ -107,15 +107,8 @@ class AffineEncoding(IntegerGrid, EncodingBase):
         self.symmetry, self.block_size = bool(others["symmetry"]), others["block_size"]
         self.zero_point_shift = check_shift(name, others["zero_point_shift"])
 
-    @property
-    def min(self) -> Tensor:
-        """Value of qmin."""
-        return (self.offset + self.qmin) * self.scale
-
-    @property
-    def max(self) -> Tensor:
-        """Value of qmax."""
-        return (self.offset + self.qmax) * self.scale
+    min = property(lambda self: (self.offset + self.qmin) * self.scale, doc="Value of qmin.")
+    max = property(lambda self: (self.offset + self.qmax) * self.scale, doc="Value of qmax.")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -289,10 +282,7 @@ class FloatEncoding(EncodingBase):
         self.bitwidth = 1 + exponent_bits + mantissa_bits
         self.scale, self.block_size = scale, tuple(block_size) if block_size else None
 
-    @property
-    def maxval(self) -> Tensor:
-        """Largest value."""
-        return self.scale * self.format.max
+    maxval = property(lambda self: self.scale * self.format.max, doc="Largest value.")
 
     def quantize(self, input: Tensor) -> Tensor:
         """Return input / scale rounded to the format."""

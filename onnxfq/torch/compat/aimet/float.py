@@ -73,18 +73,12 @@ class FloatQuantizeDequantize(QuantizerBase):
         """
         super().__init__()
         bits = (exponent_bits, mantissa_bits, finite, unsigned_zero)
-        if (dtype is None) == (exponent_bits is None or mantissa_bits is None) or (
-            dtype is not None and any(one is not None for one in bits)
-        ):
+        if bits != (None,) * 4 if dtype is not None else None in bits[:2]:
             raise SpecError(f"give dtype, or exponent_bits and mantissa_bits, found {dtype} and {bits}")
         if dtype is not None and dtype not in FLOAT_FORMATS:
             known = ", ".join(map(str, FLOAT_FORMATS))
             raise SpecError(f"dtype must be one of {known}, found {dtype}; give one, or bits")
-        if dtype is None:
-            assert exponent_bits is not None and mantissa_bits is not None
-            self._format = _checked(exponent_bits, mantissa_bits, bool(finite), bool(unsigned_zero))
-        else:
-            self._format = FLOAT_FORMATS[dtype]
+        self._format = _checked(*bits if dtype is None else FLOAT_FORMATS[dtype])
         if shape is None:
             shape = () if encoding_analyzer is None else encoding_analyzer.observer.shape
         self.block_size = None if block_size is None else tuple(block_size)
@@ -175,13 +169,11 @@ class FloatQuantizeDequantize(QuantizerBase):
             self.maxval.copy_(self._largest(low, high))
 
     def _grid_state(self) -> dict[str, Any]:
-        return self._format._asdict() | {"block_size": self.block_size or ()}
+        return self._format._asdict()
 
     def _set_grid_state(self, state: Mapping[str, Any]) -> None:
         known = {name: state[name] for name in FloatFormat._fields if name in state}
         self._format = _checked(*self._format._replace(**known))
-        if "block_size" in state:
-            self.block_size = tuple(map(int, state["block_size"])) or None
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         """Load a state; its maxval gives the shape, and AIMET's early releases have none for scale 1."""
@@ -198,9 +190,7 @@ class FloatQuantizeDequantize(QuantizerBase):
         scale = self.get_scale()
         if self.bitwidth == 16 and self._format.dtype is not None:
             if bool((scale != 1).any()):
-                raise SpecError(
-                    "16-bit floats have scale 1 in a model file, found another; remove the analyzer"
-                )
+                raise SpecError("16-bit floats have scale 1 in a model file; remove the analyzer")
             return CastModule(self._format.dtype)
         name = str(self._format.dtype).removeprefix("torch.").replace("_", "")
         qtype = QTYPES.get(name) or float_qtype(self.exponent_bits, self.mantissa_bits)
@@ -219,13 +209,12 @@ class FloatQuantizeDequantize(QuantizerBase):
         return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
 
 
-def _checked(exponent_bits: int, mantissa_bits: int, finite: bool, unsigned_zero: bool) -> FloatFormat:
+def _checked(exponent_bits: Any, mantissa_bits: Any, finite: Any, unsigned_zero: Any) -> FloatFormat:
     """Return a format. Raises SpecError for one that cannot be computed."""
     made = FloatFormat(int(exponent_bits), int(mantissa_bits), bool(finite), bool(unsigned_zero))
     if not (1 <= made.exponent_bits <= 8 and 0 <= made.mantissa_bits <= 23):
         raise SpecError(
-            f"a float needs 1 to 8 exponent bits and 0 to 23 mantissa bits, found {exponent_bits} and "
-            f"{mantissa_bits}; give others"
+            f"a float needs 1 to 8 exponent and 0 to 23 mantissa bits, found {exponent_bits}, {mantissa_bits}"
         )
     if not math.isfinite(made.max):
         raise SpecError(f"{made} has no largest number; give other bits")

@@ -138,21 +138,15 @@ def check_shapes(tensor: Sequence[int], scale: Sequence[int], block_size: Sequen
     shape, param = list(tensor), list(scale)
     if block_size is None:
         if not fits(param, shape):
-            raise SpecError(
-                f"scales of shape {param} do not broadcast to an input of shape {shape}; give another shape"
-            )
+            raise SpecError(f"scales {param} do not broadcast to an input {shape}; give another shape")
     elif len(block_size) != len(param) or len(param) > len(shape):
         raise SpecError(
-            f"block_size {list(block_size)}, scales {param} and input {shape} need one rank, or a higher "
-            "one of the input; give another block_size"
+            f"block_size {list(block_size)} and scales {param} need one rank, input {shape} that or more"
         )
     else:
         for n, parts, size in zip(shape[len(shape) - len(param) :], param, block_size, strict=True):
             if n % parts if size == -1 else size * parts != n:
-                raise SpecError(
-                    f"{parts} blocks of {size} do not make up an axis of {n}, of input {shape}; give another "
-                    "shape or block_size"
-                )
+                raise SpecError(f"{parts} blocks of {size} do not make up {n} of {shape}; give others")
 
 
 def _by_blocks(

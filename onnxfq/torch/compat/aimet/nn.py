@@ -63,10 +63,7 @@ class QuantizationMixin:
         known = cls.cls_to_qcls.get(type(module))
         if known is None:
             name = type(module).__name__
-            raise SpecError(
-                f"{name} has no quantized form; write class Quantized{name}(QuantizationMixin, {name}) with "
-                f"@QuantizationMixin.implements({name})"
-            )
+            raise SpecError(f"{name} has no quantized form; add it by @QuantizationMixin.implements({name})")
         made: Any = object.__new__(known)
         made.__dict__ = {**module.__dict__}
         for name in ("_parameters", "_buffers", "_modules"):
@@ -173,19 +170,10 @@ def compute_param_encodings(model: nn.Module) -> None:
 
 
 __all__ = ["QuantizationMixin", "compute_encodings", "compute_param_encodings"]
-_OF_AXES = """
-    AdaptiveAvgPool AdaptiveMaxPool AvgPool BatchNorm CircularPad ConstantPad Conv ConvTranspose Dropout
-    InstanceNorm MaxPool MaxUnpool ReflectionPad ReplicationPad ZeroPad"""
-_ONE_INPUT = """
-    AlphaDropout CELU ChannelShuffle Dropout ELU Embedding EmbeddingBag FeatureAlphaDropout Flatten Fold
-    FractionalMaxPool2d FractionalMaxPool3d GELU GLU GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh
-    LPPool1d LPPool2d LayerNorm LeakyReLU Linear LocalResponseNorm LogSigmoid LogSoftmax Mish PReLU
-    PixelShuffle PixelUnshuffle RMSNorm RReLU ReLU ReLU6 SELU SiLU Sigmoid Softmax Softmax2d Softmin
-    Softplus Softshrink Softsign SyncBatchNorm Tanh Tanhshrink Threshold Unflatten Unfold Upsample
-    UpsamplingBilinear2d UpsamplingNearest2d"""
-_TWO_INPUTS = """
-    BCELoss BCEWithLogitsLoss Bilinear CosineSimilarity CrossEntropyLoss HuberLoss KLDivLoss L1Loss MSELoss
-    NLLLoss PairwiseDistance SmoothL1Loss"""
+_FLOAT = "adaptive container data_parallel loss module rnn transformer".split()
+"""Files of torch.nn whose classes have no quantized form, except some losses."""
+_TWO_INPUTS = """BCELoss BCEWithLogitsLoss Bilinear CosineSimilarity CrossEntropyLoss HuberLoss KLDivLoss
+    L1Loss MSELoss NLLLoss PairwiseDistance SmoothL1Loss""".split()
 
 
 def _two_inputs(self: Any) -> None:
@@ -196,15 +184,16 @@ def _two_inputs(self: Any) -> None:
 def _declare(name: str, body: dict[str, Any]) -> None:
     """Make the quantized class of a layer of torch, `QuantizedLinear` of `Linear`, in this module."""
     layer = getattr(nn, name)
-    text = f"torch.nn.{name} with quantizers, see QuantizationMixin."
-    made = type(
-        f"Quantized{name}", (QuantizationMixin, layer), {"__module__": __name__, "__doc__": text} | body
-    )
+    body |= {"__module__": __name__, "__doc__": f"torch.nn.{name} with quantizers, see QuantizationMixin."}
+    made = type(f"Quantized{name}", (QuantizationMixin, layer), body)
     globals()[made.__name__] = QuantizationMixin.implements(layer)(made)
     __all__.append(made.__name__)
 
 
-for _name in (*_ONE_INPUT.split(), *(f"{kind}{d}d" for kind in _OF_AXES.split() for d in (1, 2, 3))):
-    _declare(_name, {})
-for _name in _TWO_INPUTS.split():
-    _declare(_name, {"__quant_init__": _two_inputs})
+for _name, _layer in list(vars(nn).items()):
+    if _name in _TWO_INPUTS:
+        _declare(_name, {"__quant_init__": _two_inputs})
+    elif isinstance(_layer, type) and issubclass(_layer, nn.Module):
+        _home = _layer.__module__.rpartition(".")[2]
+        if not (_home in _FLOAT or "Lazy" in _name or _layer is nn.MultiheadAttention):
+            _declare(_name, {})

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from onnxfq.errors import ArgumentError, ModelError, SpecError, StatisticsError, nearest
-from onnxfq.torch.arguments import checked_methods
+from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
+from onnxfq.torch.arguments import Unscripted, checked_methods
 from onnxfq.torch.compat.aimet.encoding_analyzer import StatisticsNotFoundError
 from onnxfq.torch.compat.aimet.encodings import EncodingBase
 from onnxfq.torch.compat.aimet.functions import fits
@@ -24,7 +24,7 @@ _METHODS = ("update_stats", "reset_stats", "compute_encodings", "compute_encodin
 
 
 @checked_methods("allow_overwrite", "is_overwrite_allowed")
-class QuantizerBase(nn.Module):
+class QuantizerBase(Unscripted, nn.Module):
     """Module that rounds a tensor by an encoding.
 
     A parameter is set once it is written in place, replaced, or loaded from a state dict. The
@@ -33,10 +33,12 @@ class QuantizerBase(nn.Module):
     Attributes:
         encoding_analyzer: turns the data of `compute_encodings` into a range.
         shape: of the range.
+        block_size: elements of a block along each axis of the shape, -1 for what fits; None without blocks.
     """
 
     encoding_analyzer: Any
     shape: Any
+    block_size: tuple[int, ...] | None
     # What a subclass has beside these: the encoding, or None while a parameter is not set; that of a batch's
     # own range; x by an encoding; the steps and the symmetry of the grid, for the analyzer.
     get_encodings: Callable[[], EncodingBase | None]
@@ -62,9 +64,7 @@ class QuantizerBase(nn.Module):
         """Set an attribute. Raises SpecError for one that a quantizer lacks, and that would do nothing."""
         kind = getattr(type(self), name, None)
         if isinstance(kind, property) and kind.fset is None:
-            raise SpecError(
-                f"{name} of {type(self).__name__} is read only; make a new one with another {name}"
-            )
+            raise SpecError(f"{name} of {type(self).__name__} is read only; make a new quantizer")
         if name in self.__dict__.get("_parameters", ()):
             value = self._as_parameter(name, value)
         elif name == "encoding_analyzer" and value is not None:
@@ -82,14 +82,10 @@ class QuantizerBase(nn.Module):
     def _as_parameter(self, name: str, value: Any) -> nn.Parameter:
         held = self._parameters[name]
         if not isinstance(value, Tensor):
-            raise ArgumentError(
-                f"{name} of {type(self).__name__} must be a Parameter, found {type(value).__name__}; "
-                "use set_range for numbers"
-            )
+            raise ArgumentError(f"{name} must be a Parameter, found {type(value).__name__}; use set_range")
         if held is not None and value.shape != held.shape:
             raise SpecError(
-                f"{name} of {type(self).__name__} has shape {list(held.shape)}, found {list(value.shape)}; "
-                "give that shape, or make a new quantizer"
+                f"{name} has shape {list(held.shape)}, found {list(value.shape)}; make a new quantizer"
             )
         return value if isinstance(value, nn.Parameter) else nn.Parameter(value.detach().clone())
 
@@ -134,9 +130,7 @@ class QuantizerBase(nn.Module):
         if isinstance(input, fx.Proxy):  # a leaf of torch.fx
             return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
         if not isinstance(input, Tensor):
-            raise ArgumentError(
-                f"{type(self).__name__} takes a tensor, found {type(input).__name__}; use torch.tensor"
-            )
+            raise ArgumentError(f"{type(self).__name__} takes a tensor, found {type(input).__name__}")
         x, frozen = plain(input), self._modules.get("frozen")
         if frozen is not None or is_exporting():
             return self._as_node(x) if frozen is None else frozen(x)
@@ -144,9 +138,7 @@ class QuantizerBase(nn.Module):
         if encoding is None:
             if not x.numel():
                 return self.result.of(x.clone(), None)
-            raise StatisticsError(
-                f"{type(self).__name__} has no range yet; run data inside its compute_encodings, or set_range"
-            )
+            raise StatisticsError(f"{type(self).__name__} has no range yet; run data in compute_encodings")
         y = x.clone() if self._passes else self._round(x, encoding)
         return y if torch.compiler.is_compiling() else self.result.of(y, encoding)
 
@@ -191,8 +183,7 @@ class QuantizerBase(nn.Module):
         """
         wanted = modes if mode is None else dict.fromkeys(self._overwrites, mode)
         for name in wanted:
-            if name not in self._overwrites:
-                raise SpecError(f"allow_overwrite has no range {name!r}{nearest(name, self._overwrites)}")
+            self.is_overwrite_allowed(name)  # raises for a name that the range lacks
         self._overwrites.update(wanted)
 
     def is_overwrite_allowed(self, name: str | None = None) -> bool:
@@ -213,22 +204,18 @@ class QuantizerBase(nn.Module):
         name = type(analyzer).__name__
         missing = [method for method in _METHODS if not callable(getattr(analyzer, method, None))]
         if missing:
-            raise SpecError(
-                f"encoding_analyzer {name} has no {missing[0]}(); derive it from EncodingAnalyzer"
-            )
+            raise SpecError(f"{name} has no {missing[0]}(); derive it from EncodingAnalyzer")
         held = getattr(getattr(analyzer, "observer", None), "shape", ())
         if not fits(held, self.shape):
-            raise SpecError(
-                f"{name} of shape {list(held)} does not fit a quantizer of shape {list(self.shape)}; give "
-                "both one shape"
-            )
+            raise SpecError(f"{name} {list(held)} does not fit {list(self.shape)}; give both one shape")
 
     def get_extra_state(self) -> Any:
         """Return what a state dict holds in addition: which parameters are set, and the grid."""
         if is_exporting():  # an exporter detaches every value of a state dict
             return torch.zeros(0)
         flags = {name: torch.tensor(self._is_set(name)) for name in self._parameters}
-        return flags | {name: torch.tensor(value) for name, value in self._grid_state().items()}
+        grid = self._grid_state() | {"block_size": self.block_size or ()}
+        return flags | {name: torch.tensor(value) for name, value in grid.items()}
 
     def set_extra_state(self, state: Any) -> None:
         """Take what `get_extra_state` returned; the state brings its grid."""
@@ -239,6 +226,8 @@ class QuantizerBase(nn.Module):
                 self._fresh.pop(name, None)
             else:
                 self._forget(name)
+        if "block_size" in state:
+            self.block_size = tuple(map(int, state["block_size"].tolist())) or None
         self._set_grid_state({name: value.tolist() for name, value in state.items()})
 
     def load_state_dict(
@@ -246,9 +235,7 @@ class QuantizerBase(nn.Module):
     ) -> Any:
         """Load a state as torch does. With strict=False, ranges of another shape replace the ones here."""
         if not isinstance(state_dict, Mapping):
-            raise ArgumentError(
-                f"a state dict must be a mapping, found {type(state_dict).__name__}; load it first"
-            )
+            raise ArgumentError(f"a state dict must be a mapping, found {type(state_dict).__name__}")
         for name in (*self._parameters, *self._buffers):
             held, given = getattr(self, name), state_dict.get(name)
             if not strict and given is not None and given.shape != held.shape:
@@ -270,13 +257,6 @@ class QuantizerBase(nn.Module):
         super().__setstate__({**state, "_fresh": {}})
         for name in state["_fresh"]:
             self._forget(name)
-
-    def __prepare_scriptable__(self) -> QuantizerBase:
-        """Refuse torch.jit.script, which asks for it first."""
-        raise ModelError(
-            f"torch.jit.script cannot compile a {type(self).__name__}; use torch.compile or torch.export, or "
-            "write ONNX with export_torch"
-        )
 
     @contextlib.contextmanager
     def freeze_grid(self) -> Iterator[None]:
@@ -303,12 +283,6 @@ def warn_of_extremes(low: Tensor, high: Tensor) -> None:
     """Warn of a range that NaN, infinities or numbers near the largest of their type have made."""
     ends = torch.stack(torch.broadcast_tensors(low.detach(), high.detach()))
     if not ends.isfinite().all():
-        warnings.warn(
-            "Infinite or NaN values are in the range; remove the samples that cause them", stacklevel=4
-        )
+        warnings.warn("Infinite or NaN values are in the range; remove their samples", stacklevel=4)
     elif (ends.abs() >= 0.95 * torch.finfo(ends.dtype).max).any():
-        warnings.warn(
-            "Extreme values are in the range, near the largest of their type; remove the samples that cause "
-            "them",
-            stacklevel=4,
-        )
+        warnings.warn("Extreme values are in the range; remove their samples", stacklevel=4)

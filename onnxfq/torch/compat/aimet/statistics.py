@@ -120,9 +120,7 @@ class BinsObserver(_Observer):
     ) -> None:
         """Start without data. Raises SpecError for less than one bin, or a limit below 1."""
         if not isinstance(num_bins, int) or num_bins < 1:
-            raise SpecError(
-                f"num_bins must be an integer of at least 1, found {num_bins!r}; give another one"
-            )
+            raise SpecError(f"num_bins must be an integer above 0, found {num_bins!r}; give another one")
         if growth_limit is not None and not growth_limit >= 1:
             raise SpecError(f"the growth limit must be at least 1, found {growth_limit}; give another one")
         self.num_bins = num_bins

@@ -19,7 +19,7 @@ from onnxfq.torch.compat.nvidia.tensor_quant import fake_tensor_quant, scaled_e4
 from onnxfq.torch.compat.nvidia.utils import Axes, amax_by_index, axes_of, reduce_amax
 
 
-@checked_methods("__init__", "collect")
+@checked_methods("__init__", "collect", "compute_amax")
 class MaxCalibrator:
     """Largest magnitude of all tensors, for each index of `axis`.
 
@@ -48,8 +48,7 @@ class MaxCalibrator:
         seen = self._calib_amax
         if seen is not None and seen.shape != amax.shape:
             raise StatisticsError(
-                f"amax shape changed from {list(seen.shape)} to {list(amax.shape)}; call reset() before a "
-                "tensor with other channels"
+                f"amax shape changed from {list(seen.shape)} to {list(amax.shape)}; call reset() before it"
             )
         self._calib_amax = amax if seen is None else torch.maximum(seen, amax)
         if self._track_amax:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxfq.errors import ArgumentError, SpecError
+from onnxfq.errors import SpecError
 from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.onnx_node import is_exporting
 
@@ -26,8 +26,6 @@ def clip(input: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor |
 
     Raises ArgumentError for something else than a tensor, SpecError for a learned end of several numbers.
     """
-    if not isinstance(input, Tensor):
-        raise ArgumentError(f"input must be a tensor, got {type(input).__name__}; pass a torch.Tensor")
     low, high = (torch.as_tensor(end, device=input.device) for end in (clip_value_min, clip_value_max))
     if is_exporting():
         return torch.max(torch.min(input, high), low)

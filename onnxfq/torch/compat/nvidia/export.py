@@ -42,9 +42,7 @@ def quantize_for_export(
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         axes = [d for d, n in enumerate(amax.shape) if n > 1]
     if len(axes) > 1:
-        raise SpecError(
-            f"ONNX has one axis for scales, amax has shape {list(amax.shape)}; calibrate by one axis"
-        )
+        raise SpecError(f"ONNX has one axis for scales, found amax {list(amax.shape)}; calibrate by one")
     axis = axes[0] + x.ndim - amax.ndim if axes else None
     floats = isinstance(num_bits, (tuple, list))
     bound = E4M3_MOST if floats else integer_bound(num_bits, unsigned)

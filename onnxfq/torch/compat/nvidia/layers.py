@@ -34,10 +34,7 @@ class _InputQuantizer:
         """Set the descriptor of inputs for layers of this class that are made from here on."""
         cls.default_quant_desc_input = _descriptor(value)
 
-    @property
-    def input_quantizer(self) -> TensorQuantizer:
-        """The quantizer of the input."""
-        return self._input_quantizer
+    input_quantizer = property(lambda self: self._input_quantizer, doc="The quantizer of the input.")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a quantizer may be given under its name without the underscore."""
@@ -85,10 +82,7 @@ class QuantMixin(_InputQuantizer):
                 made = nn.ModuleList(TensorQuantizer(desc) for _ in range(num_layers))
                 setattr(self, f"_{kind}_quantizers", made)
 
-    @property
-    def weight_quantizer(self) -> TensorQuantizer:
-        """The quantizer of the weight."""
-        return self._weight_quantizer
+    weight_quantizer = property(lambda self: self._weight_quantizer, doc="The quantizer of the weight.")
 
 
 def pop_quant_desc_in_kwargs(quant_cls: Any, input_only: bool = False, **kwargs: Any) -> Any:

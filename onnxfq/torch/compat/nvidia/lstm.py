@@ -115,6 +115,7 @@ class QuantLSTM(QuantMixin, nn.LSTM):
 
     def _run_direction(self, x: Tensor, sizes: list[int], index: int, state: State) -> tuple[Tensor, State]:
         first, second, *biases = self.all_weights[index]
+        quantizer = self._input_quantizers[index]
         weights = _weights(first, second, self._weight_quantizers[index])
         parts = list(x.split(sizes))
         reverse = self.bidirectional and index % 2
@@ -122,13 +123,7 @@ class QuantLSTM(QuantMixin, nn.LSTM):
         for part in reversed(parts) if reverse else parts:
             # Sequences that ended keep their state; in reverse, those that did not begin do.
             n = part.shape[0]  # len() would fix it in an export
-            made = _step(
-                part,
-                (state[0][:n], state[1][:n]),
-                weights,
-                biases or (None, None),
-                self._input_quantizers[index],
-            )
+            made = _step(part, (state[0][:n], state[1][:n]), weights, biases or (None, None), quantizer)
             outputs.append(made[0])
             state = torch.cat([made[0], state[0][n:]]), torch.cat([made[1], state[1][n:]])
         return torch.cat(outputs[::-1] if reverse else outputs), state

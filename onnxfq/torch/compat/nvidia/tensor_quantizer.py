@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onnxfq.errors import ArgumentError, ModelError, SpecError, StatisticsError, nearest
-from onnxfq.torch.arguments import checked_methods
+from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
+from onnxfq.torch.arguments import Unscripted, checked_methods
 from onnxfq.torch.compat.nvidia import tensor_quant as functions
 from onnxfq.torch.compat.nvidia.calib import CALIBRATORS
 from onnxfq.torch.compat.nvidia.clip import Clip
@@ -62,7 +62,7 @@ def _buffer(name: str, text: str) -> Any:
 
 
 @checked_methods("__init__")
-class TensorQuantizer(torch.nn.Module):
+class TensorQuantizer(Unscripted, torch.nn.Module):
     """Quantization by amax: given, learned, calibrated, or of each input until one is known.
 
     Settings, switches, buffers and keys of the state dict are pytorch-quantization's. `_amax` and
@@ -93,8 +93,6 @@ class TensorQuantizer(torch.nn.Module):
         """
         super().__init__()
         desc = QuantDescriptor() if quant_desc is None else quant_desc
-        if not isinstance(desc, QuantDescriptor):
-            raise ArgumentError(f"quant_desc must be a QuantDescriptor, got {desc!r:.40}; make one")
         self._num_bits, self._unsigned, self._narrow_range = desc.num_bits, desc.unsigned, desc.narrow_range
         self._fake_quant, self._axis, self._scale_amax = desc.fake_quant, desc.axis, desc.scale_amax
         self._learn_amax = desc.learn_amax
@@ -180,12 +178,6 @@ class TensorQuantizer(torch.nn.Module):
         if self.amax is None and not self._learn_amax and self._if_quant and not self._disabled:
             raise StatisticsError(f"quantizer {name!r} has no amax; calibrate it and call load_calib_amax()")
 
-    def __prepare_scriptable__(self) -> TensorQuantizer:
-        """Raise ModelError: torch.jit.script calls this first."""
-        raise ModelError(
-            "torch.jit.script cannot take a TensorQuantizer; use torch.export, or torch.jit.trace"
-        )
-
     num_bits = _setting("_num_bits", check_bits, "Bits of the integers, or (4, 3).")
     unsigned = _setting("_unsigned", _check_flag, "Whether the integers begin at 0.")
     narrow_range = _setting("_narrow_range", _check_flag, "Whether the lowest integer is minus the highest.")
@@ -213,9 +205,7 @@ class TensorQuantizer(torch.nn.Module):
         try:
             tensor = torch.as_tensor(value).detach().clone()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ArgumentError(
-                f"{label} must be a number, an array or a tensor, got {value!r:.40}"
-            ) from error
+            raise ArgumentError(f"{label} must be numbers or a tensor, got {value!r:.40}") from error
         tensor = tensor if tensor.is_floating_point() else tensor.float()
         if name == "_amax" and not (tensor >= 0).all():
             raise SpecError(f"amax must be at least 0, got {float(tensor.min())}; give the largest magnitude")
@@ -224,8 +214,7 @@ class TensorQuantizer(torch.nn.Module):
             self.register_buffer(name, tensor)
         elif held.shape != tensor.shape:
             raise StatisticsError(
-                f"changing the shape of {label} is not allowed, got {list(tensor.shape)} for "
-                f"{list(held.shape)}; make a new quantizer"
+                f"the shape of {label} is {list(held.shape)}, got {list(tensor.shape)}; make a new quantizer"
             )
         else:
             held.data.copy_(tensor)
@@ -261,14 +250,7 @@ class TensorQuantizer(torch.nn.Module):
 
         Raises StatisticsError without data, ArgumentError for arguments that the calibrator lacks.
         """
-        try:
-            amax = self._calibrator.compute_amax(*args, **kwargs)
-        except TypeError as error:
-            if isinstance(error, ArgumentError):
-                raise
-            given = ", ".join(map(repr, [*args, *kwargs]))
-            kind = type(self._calibrator).__name__
-            raise ArgumentError(f"{kind} takes no {given} to compute amax; remove it") from error
+        amax = self._calibrator.compute_amax(*args, **kwargs)
         if amax is None:
             why = "Calibrator returned None, it saw no tensor; enable_calib() and run data first"
             if strict:

@@ -47,9 +47,7 @@ def group_parameters(
     settings = {"lr": lrs, "momentum": momentums, "weight_decay": weight_decays}
     for name, values in settings.items():
         if values is not None and len(values) != len(patterns_list):
-            raise ArgumentError(
-                f"the number of {name}s must match the {len(patterns_list)} groups, got {len(values)}"
-            )
+            raise ArgumentError(f"{name}s must match the {len(patterns_list)} groups, got {len(values)}")
     given = {name: values for name, values in settings.items() if values is not None}
     return [
         {"params": match_parameters(model, patterns)} | {name: values[i] for name, values in given.items()}
