@@ -46,7 +46,7 @@ class QuantizeSession:
     """A model and its data.
 
     Attributes:
-        reference: the float model as given.
+        reference: the float model as given; of a model whose quantizers are taken out, what is left.
         model: the normalised model, as the target of the recipe prepares it.
         ranked: the same for planning, with ranks that only a run can infer.
         feeds: the data; None without any.
@@ -171,9 +171,9 @@ def open_inputs(
     with weights_stored_in(scratch):
         read, sha256, source = read_model(model, in_memory=STAGED)
         proto = pairs_of_qonnx(read, source)
-    reference = with_unique_names(proto)
+    given = None if recipe.existing == "requantize" else with_unique_names(proto)
     loaded = normalize_existing(proto, sha256, source, recipe.existing)
-    session = QuantizeSession(reference, loaded, loaded, None, None, scratch, loaded)
+    session = QuantizeSession(given or loaded.proto, loaded, loaded, None, None, scratch, loaded)
     session = session.for_target(recipe.target)
     prepared = session.model
     opened = None if data is None else open_feeds(prepared.proto, data, options.batch, options.data)
