@@ -28,11 +28,12 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.graph.normalize.write_out_functions import make_runnable
-from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
+from onnxfq.graph.patterns.logits import JudgedTensors, judge_given, judge_outputs
 from onnxfq.graph.patterns.parts import OutputPart
 from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.quantized.existing import normalize_existing
+from onnxfq.quantized.forms import is_quantized
 from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
@@ -90,7 +91,8 @@ class QuantizeSession:
     @cached_property
     def judged(self) -> JudgedTensors:
         """The tensors that judge the model; of logits those that `reference` has too."""
-        judged = judge_outputs(self.model.proto).with_logits(computed_tensors(self.reference))
+        judge = judge_given if is_quantized(self.model.proto) else judge_outputs
+        judged = judge(self.model.proto).with_logits(computed_tensors(self.reference))
         return with_columns(judged, self.columns or {})
 
     @cached_property

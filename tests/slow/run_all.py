@@ -85,6 +85,10 @@ CHECKS = {
         "its own tests, with its names given to ours",
         "python tests/slow/check_suites.py pytorch-quantization",
     ),
+    "files of others": (
+        "quantized files of NNCF, ONNX Runtime, Brevitas and torch.ao",
+        "python tests/slow/check_foreign_files.py",
+    ),
     "large model": ("models over 2 GB", "python tests/slow/check_large_model.py"),
     "large decoder": ("a billion weights", "python tests/slow/check_large_decoder.py"),
 }
