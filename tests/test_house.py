@@ -162,7 +162,7 @@ ROOM_LINES: dict[str, int] = {
     "calibration": 2430,  # masks that set no range; no room fell
     "checkpoints": 1353,  # bits and groups that no layer has are refused; no room fell
     "cli": 1823,  # names of outputs, escapes, failed recipes; no room fell
-    "data": 1774,  # turns by EXIF, what a folder leaves, texts as a stream; no room fell
+    "data": 1777,  # turns by EXIF, what a folder leaves, texts as a stream; no room fell
     "diagnosis": 2104,  # causes gain on other samples, another float model, the noisiest pair; no room fell
     "documents": 1444,  # the count of low operators, from targets
     "execution": 1014,  # workers without the working folder on their path; no room fell
@@ -178,9 +178,9 @@ ROOM_LINES: dict[str, int] = {
     "remedies": 1536,  # 16 bits for single sums and norms; no room fell
     "report": 1203,
     "runtime": 1537,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1875,  # masks that set no range; no room fell
+    "stages": 1876,  # masks that set no range; no room fell
     "support": 1038,  # bounds on native libraries, children without the working folder; no room fell
-    "targets": 6250,  # layers and times of engines as records; no room fell
+    "targets": 6252,  # layers and times of engines as records; no room fell
     "tools": 1764,  # weights unlike the graph are noted; no room fell
     "torch": 6535,  # attention and every call of a forward by one plan; no room fell
 }
