@@ -356,7 +356,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(
 
 
 def test_a_library_that_ends_the_process_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ends or stops the process that reads images ends the command in one line."""
+    """A crash of the process for images is an error of one line."""
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     monkeypatch.setattr(Image.Image, "convert", lambda image, mode: os.kill(os.getpid(), 9))
     with pytest.raises(DataError, match="the images of .*: its library ended the process"):

@@ -215,7 +215,7 @@ CHANNELS = """g (float[N,4,8,8] x) => (float[N,4,6,6] y) {
 
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino", "qnn", "tensorrt"])
 def test_quantizers_of_qonnx_are_refused(target: str) -> None:
-    """No runtime has them: each is refused with the way out, and the file is no float model."""
+    """Each is refused with a remedy, and no finding calls the file a float model."""
     numbers = {"s": np.float32(0.1), "z": np.float32(0), "b": np.float32(8), "w": np.ones((8, 6), np.float32)}
     found = onnxfq.check(build(QONNX, numbers, **{"qonnx.custom_op.general": 1}), target).findings
     assert (found[0].severity, found[0].rule) == ("refused", "qonnx")
@@ -224,7 +224,7 @@ def test_quantizers_of_qonnx_are_refused(target: str) -> None:
 
 
 def test_weights_of_few_bits_are_no_float_model() -> None:
-    """A file of MatMulNBits beside a product in float is quantized."""
+    """A file of MatMulNBits and a product in float is quantized."""
     numbers = {
         "w": np.ones((4, 1, 8), np.uint8),
         "s": np.ones(4, np.float32),
