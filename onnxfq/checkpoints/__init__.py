@@ -51,7 +51,7 @@ _COMPRESSED = (
 _COLUMNS = ("qweight", "qzeros", "scales")
 
 FORMS: dict[str, CheckpointForm] = {
-    "gptq": CheckpointForm(columns.is_gptq, columns.read_gptq, (*_COLUMNS, "g_idx")),
+    "gptq": CheckpointForm(columns.is_gptq, columns.read_gptq, (*_COLUMNS, "g_idx"), columns.check_packing),
     "awq": CheckpointForm(columns.is_awq, columns.read_awq, _COLUMNS, columns.check_awq),
     "compressed-tensors": CheckpointForm(
         compressed_tensors.is_one, compressed_tensors.read, _COMPRESSED, compressed_tensors.check

@@ -18,13 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.checkpoints.folder import Checkpoint, StoredModule, float_type_of
+from onnxfq.checkpoints.folder import CONFIG, Checkpoint, StoredModule, float_type_of
 from onnxfq.checkpoints.layer import FloatLayer, Layer, values_in_order, with_positive_scales
 from onnxfq.checkpoints.packing import unpack_awq, unpack_words
 from onnxfq.errors import ModelError
 from onnxfq.numerics.qtypes import QTYPES
 
 _AUTOROUND = ("auto-round", "intel/auto-round")
+_OTHERS = {"dynamic", "extra_config"}
+"""Fields by which gptqmodel and AutoRound give some layers other bits and groups than the rest has."""
+_WIDTHS = (2, 3, 4, 8)
 _WHOLE_WORDS = (2, 4, 8)
 """Widths of which no number crosses a word."""
 
@@ -53,6 +56,19 @@ def check_awq(checkpoint: Checkpoint) -> None:
             f"{checkpoint.path}: AWQ of version {version!r:.20} and {said.get('bits')!r:.10} bits is not "
             "read; save it as version gemm with 4 bits"
         )
+    check_packing(checkpoint)
+
+
+def check_packing(checkpoint: Checkpoint) -> None:
+    """Raise ModelError for bits or a size of groups that no layer has; -1 is one group for all inputs."""
+    said = checkpoint.quantization
+    bits, size = said.get("bits", 4), said.get("group_size", -1)
+    for field, value, is_known in (
+        ("bits", bits, bits in _WIDTHS),
+        ("group_size", size, type(size) is int and (size > 0 or size == -1)),
+    ):
+        if not is_known:
+            raise ModelError(f"{checkpoint.path}: {field} is {value!r:.20} in {CONFIG}; repair it")
 
 
 def read_awq(module: StoredModule) -> Layer:
@@ -65,7 +81,8 @@ def read_awq(module: StoredModule) -> Layer:
     if not groups or size % groups:
         raise module.fault(f"has {groups} groups of {size} inputs")
     numbers = np.ascontiguousarray(unpack_awq(packed, outputs).T)
-    return _make_layer(module, numbers, 4, unpack_awq(words, outputs).astype(np.int32).T, size // groups)
+    zeros = unpack_awq(words, outputs).astype(np.int32).T
+    return _make_layer(module, numbers, 4, zeros, _find_block(module, size, groups))
 
 
 def read_gptq(module: StoredModule) -> Layer:
@@ -80,10 +97,7 @@ def read_gptq(module: StoredModule) -> Layer:
     words = module.sized("qzeros", (groups, -(-outputs * bits // 32)), np.int32)
     numbers = unpack_words(packed.T, bits, size)
     zeros = _read_zeros(words, bits, outputs, str(said.get("checkpoint_format", "gptq")) != "gptq_v2").T
-    asked = said.get("group_size")
-    block = asked if isinstance(asked, int) and 0 < asked < size else size
-    if -(-size // block) != groups:
-        block = -(-size // max(groups, 1))  # gptqmodel's `dynamic` may give a layer another size
+    block = _find_block(module, size, groups)
     if order is not None and (order != np.arange(size) // block).any():
         why = "its groups follow the order of activations (desc_act), not blocks"
         what = f"layer {module.path!r}: g_idx"
@@ -108,13 +122,26 @@ def _make_layer(
     )
 
 
+def _find_block(module: StoredModule, size: int, groups: int) -> int:
+    """Return the inputs of a group. Raises ModelError where the configuration has another number."""
+    said = module.files.quantization
+    asked = said.get("group_size", -1)
+    block = size if asked == -1 else min(asked, size)
+    if -(-size // max(block, 1)) == groups:
+        return block
+    if "group_size" in said and not _OTHERS & said.keys():
+        what = f"has {groups} groups of {size} inputs, and group_size is {asked} in {CONFIG}"
+        raise module.fault(what, "repair it")
+    return -(-size // max(groups, 1))
+
+
 def _find_bits(module: StoredModule, packed: NDArray[Any]) -> int:
     """Return the bits of a layer: gptqmodel's `dynamic` may give it others than the rest has."""
     said = module.files.quantization.get("bits")
     if "g_idx" in module and packed.ndim == 2:
         rows = max(len(module.array("g_idx")), 1)
         said = packed.shape[0] * 32 // rows if packed.shape[0] * 32 % rows < 32 else said
-    if packed.ndim != 2 or said not in (2, 3, 4, 8):
+    if packed.ndim != 2 or said not in _WIDTHS:
         what = f"has {said!r:.20} bits, and GPTQ is read with 2, 3, 4 or 8"
         raise module.fault(what, "quantize it with one of these")
     return int(said)

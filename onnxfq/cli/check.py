@@ -69,16 +69,26 @@ def check(
     printer.say(f"target     {result.target}")
     printer.show(result)
     if not result.passed:
-        if layers is None and not printer.silent and _is_cured(model, result.target):
-            printer.say(f"cure       onnxfq convert {model} --target {result.target} -o OUT.onnx")
+        if layers is None and not printer.silent and (cure := _find_cure(model, result.target)):
+            printer.say(f"cure       onnxfq {cure} -o OUT.onnx")
         raise typer.Exit(1)
 
 
-def _is_cured(model: Path, target: str) -> bool:
-    """Tell whether `convert` makes a model that passes: the recipe of another tool cannot be changed here."""
+def _find_cure(model: Path, target: str) -> str:
+    """Return the command that makes another tool's model pass: there is no recipe to change."""
+    from onnxfq.graph.io.load import read_model
+    from onnxfq.interchange.genai_folder import find_decoder
+    from onnxfq.quantized.forms import is_quantized
+    from onnxfq.stages.insert import find_target
+    from onnxfq.targets.target import target_by_name
     from onnxfq.tools.convert import convert
 
     with suppress(OnnxfqError):
         found = convert(model, target=target).check
-        return found is not None and found.passed
-    return False
+        if found is not None and found.passed:
+            return f"convert {model} --target {target}"
+    proto, *_ = read_model(find_decoder(model))
+    if find_target(proto) or not is_quantized(proto):
+        return ""
+    recipe = target_by_name(target).recipes[0].name
+    return f"quantize {model} --requantize --recipe {recipe} --data DATA"

@@ -17,6 +17,7 @@ from onnxfq.cli.option import PRINTED, flag, refuse
 from onnxfq.cli.option_groups import OptionGroup
 from onnxfq.cli.streams import show
 from onnxfq.support.plurals import agree_numbers
+from onnxfq.support.readings import READING
 from onnxfq.support.tables import wrap_lines
 
 if TYPE_CHECKING:
@@ -60,14 +61,44 @@ class _Notes(_Handler):
             super().emit(record)
 
 
+class _Readings(logging.Handler):
+    """Handler that keeps what readers took and left, by what they read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, dict[str, list[str]]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if READING in vars(record):
+            source, found = vars(record)[READING]
+            said = self.found.setdefault(source, {"took": [], "left": []})
+            for field, text in found.items():
+                said[field] += {agree_numbers(text)} - {*said[field]}
+
+
+_readings = _Readings()
+
+
 def show_notes(level: int = logging.WARNING) -> None:
     """Print what the library logs at this level or above, in lines that begin with `onnxfq: note:`."""
     handler = _Notes()
     handler.setFormatter(logging.Formatter("onnxfq: note: %(message)s"))
+    handler.setLevel(level)
+    _readings.found.clear()
     logger = logging.getLogger("onnxfq")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
+    logger.handlers[:] = [handler, _readings]
+    logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def _show_json(text: str) -> None:
+    """Print a JSON object with the field `reading`, if files or data were read."""
+    if _readings.found and text.startswith("{"):
+        from onnxfq.support.records import to_json
+
+        said = to_json(_readings.found).replace("\n", "\n  ")
+        text = f'{text[: text.rindex("}")].rstrip()},\n  "reading": {said}\n}}'
+    show(text)
 
 
 class Shown(Protocol):
@@ -128,14 +159,14 @@ class Printer:
         if self.as_json:
             from onnxfq.support.records import to_json
 
-            show(to_json(record))
+            _show_json(to_json(record))
         for line in lines:
             self.say(line)
 
     def show(self, result: Shown, hidden: bool = False) -> None:
         """Print a result as JSON or, unless `hidden`, as a table."""
         if self.as_json:
-            show(result.model_dump_json(indent=2))
+            _show_json(result.model_dump_json(indent=2))
         elif not hidden:
             show(_polish(result.table()))
 

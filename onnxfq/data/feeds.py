@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -32,6 +33,9 @@ from onnxfq.data.sources import Data, Source, SourceContext, open_source, tells_
 from onnxfq.data.survey import Survey, ValueRange
 from onnxfq.data.validation import Notes, cast, check_finite, fit_shape, to_array
 from onnxfq.errors import DataError
+from onnxfq.support.readings import reading
+
+log = logging.getLogger(__name__)
 
 
 def copy_feeds(feeds: Iterable[Feed]) -> Iterator[Feed]:
@@ -143,6 +147,9 @@ class Feeds:
         if number == 0:
             once = ", and an iterator that nothing has read yet" if isinstance(self.data, Iterator) else ""
             raise DataError(f"{source.name} holds no samples; give at least one{once}")
+        log.info(
+            "%s: %d samples read", source.name, number, extra=reading(source.name, took=f"{number} sample(s)")
+        )
         values.judge()
         if survey is not None:
             self.digest = survey.digest
@@ -159,7 +166,7 @@ class Feeds:
                     f"are made and leave {option} out, or give the image files"
                 )
         if source.left:
-            self._notes.once(source.left)
+            self._notes.once(source.left, source.name)
         limit = self.options.limit
         self._total = source.total if limit is None or source.total is None else min(source.total, limit)
         self._total = None if self._whole else self._total
@@ -209,7 +216,7 @@ class Feeds:
                 count = open_count(feed, self.inputs)
                 number += 1 if count is None else count
                 for note in filter(None, piece.note.split("\n")):
-                    self._notes.once(note)
+                    self._notes.once(note, source.name)
                 yield feed
 
     def _fit(self, arrays: Feed, options: DataOptions, where: str) -> Feed:

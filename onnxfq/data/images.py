@@ -21,6 +21,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "GIF")
 """Formats that Pillow may read: others start programs, such as Ghostscript for PostScript."""
 _TURN = 0x0112
 """Number of EXIF's orientation; 1 is upright."""
+_TOO_MANY = f"more than {MOST_PIXELS:,}; remove it"
 CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
 
 
@@ -48,6 +49,8 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
         with open_input(path) as stream, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about colors and sizes that are handled here
             image = pillow.open(stream, formats=FORMATS)
+            if image.width * image.height > MOST_PIXELS:
+                raise DataError(f"{path} has {image.width}x{image.height} pixels, {_TOO_MANY}")
             if image.mode.startswith(("I", "F")):
                 raise DataError(f"{path} has more than 8 bits a channel; give an .npz of prepared arrays")
             pixels = image.convert("L" if color == "gray" else "RGB")
@@ -71,9 +74,7 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
     size = _resized(pixels.size, options.resize) if asked else _size(spec, options)
     if size is not None and pixels.size != size:
         if size[0] * size[1] > MOST_PIXELS:
-            raise DataError(
-                f"{path} would be resized to {size[0]}x{size[1]}, more than {MOST_PIXELS:,} pixels; remove it"
-            )
+            raise DataError(f"{path} would be resized to {size[0]}x{size[1]}, {_TOO_MANY}")
         pixels = pixels.resize(size, RESAMPLES.index(options.resample or "bilinear"))
         notes += [] if asked else [f"images are resized to the input's {size[0]}x{size[1]}, not cropped"]
     if options.crop is not None:

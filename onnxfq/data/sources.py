@@ -24,6 +24,7 @@ from onnxfq.data.options import DataOptions
 from onnxfq.data.validation import check_present, is_array, to_array
 from onnxfq.errors import DataError
 from onnxfq.support.arrays import StoredArray
+from onnxfq.support.confined import run_confined
 from onnxfq.support.user_code import FUNCTION_NAME, faults_of, import_function
 
 Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[object] | Callable[[], object]
@@ -231,7 +232,9 @@ def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> So
             notes = dict.fromkeys(note for _, notes in read for note in notes)
             yield Piece({spec.name: np.concatenate([image for image, _ in read])}, "\n".join(notes))
 
-    return Source(name, pieces(), len(paths) // step, images=True)
+    what, remedy = f"the images of {name}", "remove the one that does it"
+    confined = run_confined(pieces, DataError, what, remedy)
+    return Source(name, confined, len(paths) // step, images=True)
 
 
 # Arrays in memory

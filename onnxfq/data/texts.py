@@ -12,6 +12,7 @@ from typing import Any
 from onnxfq.errors import DataError, RuntimeLibraryError
 from onnxfq.support.confined import run_confined
 from onnxfq.support.reading import open_input, read_bytes
+from onnxfq.support.readings import reading
 from onnxfq.support.records import join_lines, read_json
 
 log = logging.getLogger(__name__)
@@ -49,8 +50,9 @@ def read_texts(path: Path) -> Iterator[str]:
         ) from None
     if not texts:
         raise DataError(f"{path} holds no text; give texts like those that the model will see")
-    if left:
-        log.warning("of %s, %d texts are read; %d are empty and left out", path, texts, left)
+    told = f"of {path}, {texts} text(s) are read; {left} are empty and left out"
+    found = {"took": f"{texts} text(s)"} | ({"left": told} if left else {})
+    log.log(logging.WARNING if left else logging.INFO, "%s", told, extra=reading(str(path), **found))
 
 
 def _read_pieces(path: Path) -> Iterator[str]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnxfq.data.inputs import Feed, Inputs, InputSpec, open_count, samples
 from onnxfq.errors import DataError, nearest
 from onnxfq.support.arrays import StoredArray
+from onnxfq.support.readings import reading
 from onnxfq.support.records import join_lines
 
 Shape = Sequence[int | None]
@@ -25,11 +26,11 @@ class Notes:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def once(self, text: str) -> None:
-        """Log `text` as a warning unless it was logged before."""
+    def once(self, text: str, left_of: str = "") -> None:
+        """Log `text` as a warning unless it was logged before; it tells what is left of `left_of`."""
         if text not in self._told:
             self._told.add(text)
-            log.warning("%s", text)
+            log.warning("%s", text, extra=reading(left_of, left=text) if left_of else None)
 
 
 def check_present(given: Collection[str], inputs: Inputs, source: str) -> str:

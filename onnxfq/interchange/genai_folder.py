@@ -34,6 +34,7 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.support.files import replace_folder, write_text
 from onnxfq.support.outputs import writing
 from onnxfq.support.reading import is_inside
+from onnxfq.support.readings import reading
 from onnxfq.support.records import FileName, ForeignRecord, Size, read_document
 
 log = logging.getLogger(__name__)
@@ -182,11 +183,11 @@ class GenaiFolder:
                 (folder / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, folder / inside)
         if left:
-            log.warning(
-                "the new folder lacks %s: links that lead out of %s, and what is no file, are not copied",
-                ", ".join(left),
-                self.path,
+            told = (
+                f"the new folder lacks {', '.join(left)}: links that lead out of {self.path}, and what is no "
+                "file, are not copied"
             )
+            log.warning("%s", told, extra=reading(str(self.path), left=told))
 
 
 class _TextFeeds(Sequence[Feed]):

@@ -129,8 +129,9 @@ def _add(unfolding: Unfolding, made: list[onnx.NodeProto], limited: str, limits:
         unfolding.emit(node.op_type, list(node.input), list(node.output), node)
     if made:
         unfolding.note_limit(limited, limit_of(made[-1], limits))
-    if made and limits.low.size == 1:
-        unfolding.form.ranges[limited] = (float(limits.low), float(limits.high))
+        unfolding.form.ranges[limited] = (float(limits.low.min()), float(limits.high.max()))
+        several = "activation with a scale for each channel given one range"
+        unfolding.form.changes.update([several] * (limits.low.size > 1))
 
 
 def _align(unfolding: Unfolding, quantizer: onnx.NodeProto, found: Range) -> Range:

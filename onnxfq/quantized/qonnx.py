@@ -36,17 +36,18 @@ def pairs_of_qonnx(proto: onnx.ModelProto, source: str) -> onnx.ModelProto:
     Raises ModelError for a computed scale, zero point or bit width, for activations of more than 8 bits, for
     another rounding than to the nearest, and for QONNX's other quantizers.
     """
-    if not any(_is_quantizer(node) for node in proto.graph.node):
+    if not any(is_quantizer(node) for node in proto.graph.node):
         return proto
     standard_form(proto)
     raised, _ = raise_opset(proto, _OPSET, source)
     graph, writer = raised.graph, _Writer(raised, source)
-    nodes = [part for node in graph.node for part in (writer.write(node) if _is_quantizer(node) else [node])]
+    nodes = [part for node in graph.node for part in (writer.write(node) if is_quantizer(node) else [node])]
     replace_nodes(graph, nodes)
     return raised
 
 
-def _is_quantizer(node: onnx.NodeProto) -> bool:
+def is_quantizer(node: onnx.NodeProto) -> bool:
+    """Tell whether a node quantizes in the form of QONNX."""
     return node.op_type in OPERATORS and node.domain in DOMAINS
 
 

@@ -30,11 +30,12 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.graph.normalize.write_out_functions import make_runnable
-from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
+from onnxfq.graph.patterns.logits import JudgedTensors, judge_given, judge_outputs
 from onnxfq.graph.patterns.parts import OutputPart
 from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.quantized.existing import normalize_existing
+from onnxfq.quantized.forms import is_quantized
 from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
@@ -49,7 +50,7 @@ class QuantizeSession:
     """A model and its data.
 
     Attributes:
-        reference: the float model as given.
+        reference: the float model as given; of a model whose quantizers are taken out, what is left.
         model: the normalised model, as the target of the recipe prepares it.
         ranked: the same for planning, with ranks that only a run can infer.
         feeds: the data; None without any.
@@ -93,7 +94,8 @@ class QuantizeSession:
     @cached_property
     def judged(self) -> JudgedTensors:
         """The tensors that judge the model; of logits those that `reference` has too."""
-        judged = judge_outputs(self.model.proto).with_logits(computed_tensors(self.reference))
+        judge = judge_given if is_quantized(self.model.proto) else judge_outputs
+        judged = judge(self.model.proto).with_logits(computed_tensors(self.reference))
         return with_columns(judged, self.columns or {})
 
     @cached_property
@@ -186,9 +188,9 @@ def open_inputs(
     with weights_stored_in(scratch):
         read, sha256, source = read_model(model, in_memory=STAGED)
         proto = pairs_of_qonnx(read, source)
-    reference = with_unique_names(proto)
+    given = None if recipe.existing == "requantize" else with_unique_names(proto)
     loaded = normalize_existing(proto, sha256, source, recipe.existing)
-    session = QuantizeSession(reference, loaded, loaded, None, None, scratch, loaded)
+    session = QuantizeSession(given or loaded.proto, loaded, loaded, None, None, scratch, loaded)
     session = session.for_target(recipe.target)
     prepared = session.model
     opened = None if data is None else open_feeds(prepared.proto, data, options.batch, options.data)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, NoReturn, TypeVar
+from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.support.interrupts import ENDING, end_with
+from onnxfq.support.readings import READING
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +78,8 @@ def _run_apart(work: Callable[[], Iterable[T]]) -> Results[T]:
                 result = reader.recv()
                 if result is None:
                     return
-                if isinstance(result, str):
-                    log.warning("%s", result)
+                if isinstance(result, _Note):
+                    log.log(result.level, "%s", result.text, extra=result.extra)
                 else:
                     yield result
             yield None, f"it takes more than {SECONDS:.0f} s"  # type: ignore[misc]
@@ -89,6 +90,12 @@ def _run_apart(work: Callable[[], Iterable[T]]) -> Results[T]:
             os.waitpid(child, 0)
 
 
+class _Note(NamedTuple):
+    level: int
+    text: str
+    extra: dict[str, Any] | None
+
+
 class _SentNotes(logging.Handler):
     """Handler that hands notes on to the process that waits."""
 
@@ -97,7 +104,8 @@ class _SentNotes(logging.Handler):
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._writer.send(record.getMessage())
+        extra = {READING: vars(record)[READING]} if READING in vars(record) else None
+        self._writer.send(_Note(record.levelno, record.getMessage(), extra))
 
 
 def _be_child(

@@ -109,7 +109,9 @@ class CheckResult(Record):
             if counts[one]
         ]
         how = f"built by {self.builder}" if self.builder else "by the rules, nothing was built"
-        lines.append(f"coverage   {', '.join(map(str, self.coverage)) or 'no quantized operator'} ({how})")
+        lines.append(
+            f"coverage   {', '.join(map(str, self.coverage)) or 'no operator between pairs'} ({how})"
+        )
         lines += [] if self.listing is None else self.listing.lines()
         lines.append(f"findings   {', '.join(words) or 'none'}")
         lines += [line for compared in self.against for line in compared.lines()]

@@ -189,7 +189,7 @@ def _recipe(form: FloatForm, name: str, data: Data | None) -> Recipe:
     for name, slots in form.inputs.items():
         node = readers[name]
         if not slots:
-            overrides.append(Override(nodes=(name,), keep_float=True))
+            overrides.append(Override(nodes=(name,), keep_float=True, why="in float in the source"))
         elif slots != {0, 1} and (data is None or not is_lone):
             grid = next((form.grids[node.input[s]] for s in slots if node.input[s] in form.grids), None)
             weights = {}
@@ -220,13 +220,14 @@ def _make_plan(
     residual = tuple(use.node for p in unknown for use in p.uses if use.node not in form.inputs)
     lost = [p for p in unknown if any(use.node in form.inputs for use in p.uses)]
     nodes = set(residual) | (set() if data is not None else {u.node for p in lost for u in p.uses})
-    if data is None and len(lost) == len(plan.activations) and lost:
+    if data is None and lost and not any(p.tensor in form.ranges for p in plan.activations):
         raise DataError(
             f"{model.source}: all scales of activations are dynamic, and the target wants constant ones; "
             "give data to calibrate them"
         )
     if nodes:
-        kept = tuple(Override(nodes=(name,), keep_float=True) for name in sorted(nodes))
+        why = "the source has no constant range of its inputs"
+        kept = tuple(Override(nodes=(name,), keep_float=True, why=why) for name in sorted(nodes))
         plan = make_plan(model, recipe.with_overrides(kept))
         if data is None and lost:
             form.changes["node left in float: its scales are dynamic; give data"] += len(
@@ -260,7 +261,7 @@ def _with_known_parts(
     ]
     if not wholes:
         return plan, recipe
-    kept = Override(tensors=tuple(wholes), keep_float=True)
+    kept = Override(tensors=tuple(wholes), keep_float=True, why="the source has ranges of its parts")
     apart = recipe.with_overrides([kept])
     parts = make_plan(model, apart)
     unknown = [sum(p.tensor not in form.ranges for p in one.activations) for one in (plan, parts)]

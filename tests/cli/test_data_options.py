@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,28 @@ def test_an_example_guards_evaluation_too(workplace: Path, capfd: pytest.Capture
     assert "give --scale 0.00392" in capfd.readouterr().err
     assert main(f"{line} --scale 0.00392 -q".split()) == 0
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "quantize model.onnx -o made.onnx",
+        "observe model.onnx -o s.npz",
+        "evaluate model.onnx model.onnx",
+        "sensitivity model.onnx",
+        "cast model.onnx -o half.onnx",
+    ],
+)
+def test_json_has_what_a_reader_took_and_left(
+    command: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JSON counts the samples that were read, and names the other file of the folder."""
+    folder = workplace / "arrays"
+    folder.mkdir()
+    for number, pixels in enumerate(PIXELS[:20].astype(np.float32)):
+        np.save(folder / f"{number:02}.npy", pixels[None])
+    (folder / "readme.txt").write_text("no data", encoding="utf-8")
+    assert main([*command.split(), "--data", "arrays", "--json"]) in (0, 1)
+    found = json.loads(capsys.readouterr().out)["reading"]["arrays"]
+    assert found["took"] == ["20 samples"]
+    assert "of arrays are read: 20 *.npy; left out: 1 *.txt" in found["left"]

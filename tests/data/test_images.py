@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -339,3 +340,24 @@ def test_what_a_folder_leaves(folder: Path, caplog: pytest.LogCaptureFixture) ->
     assert len(read(folder, spec(None, 3, 6, 9))) == 18
     said = f"of {folder} are read: 16 *.png, 1 *.gif, 1 *.tiff; left out: 5 */*.jpg, 1 *.txt"
     assert said in caplog.text and "several pictures the first is read" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "GIF"])
+def test_a_bomb_is_refused_before_it_is_decoded(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file of many pixels is one line; its size is read from its head."""
+    bomb = io.BytesIO()
+    Image.new("P" if kind == "GIF" else "1", (9000, 8000)).save(bomb, kind)
+    (tmp_path / "bomb.png").write_bytes(bomb.getvalue())
+    monkeypatch.setattr(Image.Image, "convert", lambda image, mode: os.kill(os.getpid(), 9))
+    with pytest.raises(DataError, match="has 9000x8000 pixels, more than 67,108,864; remove it"):
+        read(tmp_path, spec(1, 3, 8, 8))
+
+
+def test_a_library_that_ends_the_process_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash of the process for images is an error of one line."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image.Image, "convert", lambda image, mode: os.kill(os.getpid(), 9))
+    with pytest.raises(DataError, match="the images of .*: its library ended the process"):
+        read(tmp_path, spec(1, 3, 8, 8))

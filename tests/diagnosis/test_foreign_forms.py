@@ -9,8 +9,10 @@ import onnx
 import onnxruntime
 import pytest
 from builders import Arrays, build
+from diagnosed_networks import network
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from ort_quantizer import by_ort
 
 from onnxfq import diagnose
 from onnxfq.diagnosis.reading.switched_form import switch_form
@@ -221,6 +223,17 @@ def test_what_is_passed_over_is_said(form: str) -> None:
     result = diagnose(proto, data=DATA)
     assert [(cause.kind, cause.tensor) for cause in result.causes[:1]] == [("preprocessing", "x")]
     assert len(result.not_looked_at) == 1, result.not_looked_at
+
+
+def test_a_norm_between_pairs_is_no_fault(tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer leaves a norm behind a convolution without a bias, and takes its Relu away."""
+    net = network("conv")
+    feeds = net.feeds(16, seed=1)
+    made = by_ort(net.float_model, feeds, tmp_path, activation_type=QuantType.QUInt8)
+    assert "BatchNormalization" in [node.op_type for node in made.graph.node]
+    assert "Relu" not in [node.op_type for node in made.graph.node]
+    result = diagnose(made, data=feeds)
+    assert result.verdict.startswith("no fault found"), result.verdict
 
 
 def test_a_file_of_passed_over_quantizers_is_not_called_sound() -> None:

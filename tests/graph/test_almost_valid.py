@@ -68,6 +68,19 @@ def proto() -> onnx.ModelProto:
     )
 
 
+def test_a_domain_that_no_import_names() -> None:
+    """NNCF's files have MatMulNBits without an import of its domain, and ONNX Runtime runs them."""
+    made = build(
+        """g (float[N,16] x) => (float[N,4] y) {
+            y = com.microsoft.MatMulNBits <K = 16, N = 4, bits = 4, block_size = 16> (x, w, s) }""",
+        {"w": np.arange(32, dtype=np.uint8).reshape(4, 1, 8), "s": np.ones(4, np.float32)},
+        **{"com.microsoft": 1},
+    )
+    want = Session(made, 1, exact=True).run(feed_for(made))
+    del made.opset_import[1]
+    np.testing.assert_array_equal(Session(load(made).proto, 1, exact=True).run(feed_for(made))[0], want[0])
+
+
 @pytest.mark.parametrize(
     "spoil",
     [spelled, imported_twice, backwards, without_rank, without_type, nameless],

@@ -253,8 +253,20 @@ FOREIGN: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "odd bits": (
         "gptq",
         lambda f: (_change(f, bits=5), _edit(f, lambda a: a.pop(f"{Q}.g_idx"))),
-        "has 5 bits",
+        "bits is 5 in config.json",
     ),
+    **{
+        f"{form} with {field} {value!r}": (
+            form,
+            lambda f, field=field, value=value: _change(f, **{field: value}),  # type: ignore[misc]
+            f"{field} is {value!r} in config.json",
+        )
+        for form in ("gptq", "awq")
+        for field, value in (("bits", 0), ("bits", True), ("group_size", 0), ("group_size", "16"))
+        if (form, field) != ("awq", "bits")
+    },
+    "one group that is two": ("gptq", lambda f: _change(f, group_size=-1), "has 2 groups of 32 inputs"),
+    "one group of AWQ that is two": ("awq", lambda f: _change(f, group_size=-1), "has 2 groups of 32 inputs"),
     "scales of another shape": (
         "gptq",
         lambda f: _edit(f, lambda a: a.update({f"{Q}.scales": a[f"{Q}.scales"][:1]})),

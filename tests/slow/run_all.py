@@ -85,6 +85,14 @@ CHECKS = {
         "its own tests, with its names given to ours",
         "python tests/slow/check_suites.py pytorch-quantization",
     ),
+    "memory of readers": (
+        "100 MB of hostile input of each kind, under 1 GB",
+        "python tests/slow/measure_readers.py",
+    ),
+    "files of others": (
+        "quantized files of NNCF, ONNX Runtime, Brevitas and torch.ao",
+        "python tests/slow/check_foreign_files.py",
+    ),
     "large model": ("models over 2 GB", "python tests/slow/check_large_model.py"),
     "large decoder": ("a billion weights", "python tests/slow/check_large_decoder.py"),
 }

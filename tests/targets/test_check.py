@@ -201,7 +201,59 @@ def test_a_float_model_is_told() -> None:
     """A model without a quantized operator gets a warning: it may be the wrong file."""
     result = onnxfq.check(conv_relu())
     assert [(f.severity, f.rule) for f in result.findings] == [("warning", "not-quantized")]
-    assert result.passed and "no quantized operator" in result.table()
+    assert result.passed and "no operator between pairs" in result.table()
+
+
+QONNX = """g (float[N,8] x) => (float[N,6] y) {
+    a = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (x, s, z, b) y = MatMul (a, w) }"""
+NBITS = """g (float[N,16] x) => (float[N,4] y) {
+    a = com.microsoft.MatMulNBits <K = 16, N = 4, bits = 4, block_size = 16> (x, w, s) y = MatMul (a, v) }"""
+CHANNELS = """g (float[N,4,8,8] x) => (float[N,4,6,6] y) {
+    q = QuantizeLinear <axis = 1> (x, s, z) a = DequantizeLinear <axis = 1> (q, s, z)
+    v = DequantizeLinear (w, t) y = Conv <group = 4> (a, v) }"""
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino", "qnn", "tensorrt"])
+def test_quantizers_of_qonnx_are_refused(target: str) -> None:
+    """Each is refused with a remedy, and no finding calls the file a float model."""
+    numbers = {"s": np.float32(0.1), "z": np.float32(0), "b": np.float32(8), "w": np.ones((8, 6), np.float32)}
+    found = onnxfq.check(build(QONNX, numbers, **{"qonnx.custom_op.general": 1}), target).findings
+    assert (found[0].severity, found[0].rule) == ("refused", "qonnx")
+    assert "`onnxfq convert`" in found[0].message
+    assert all(one.rule not in ("not-quantized", "session") for one in found)
+
+
+def test_weights_of_few_bits_are_no_float_model() -> None:
+    """A file of MatMulNBits and a product in float is quantized."""
+    numbers = {
+        "w": np.ones((4, 1, 8), np.uint8),
+        "s": np.ones(4, np.float32),
+        "v": np.ones((4, 4), np.float32),
+    }
+    found = onnxfq.check(build(NBITS, numbers, **{"com.microsoft": 1}), "onnxruntime").findings
+    assert not [one for one in found if one.rule == "not-quantized"]
+
+
+def test_a_limit_that_the_session_does_not_meet_is_a_loss_of_speed(tmp_path: Path) -> None:
+    """NNCF's scales by channel: the session runs the convolution in float, so that nothing is refused."""
+    numbers = {"s": np.array([1, 2, 3, 4], np.float32), "z": np.zeros(4, np.uint8)}
+    numbers |= {"w": np.ones((4, 1, 3, 3), np.int8), "t": np.float32(0.1)}
+    proto = build(CHANNELS, numbers)
+    (unopened,) = onnxfq.check(proto, "onnxruntime", build=False).findings
+    (opened,) = onnxfq.check(proto, "onnxruntime").findings
+    assert (unopened.rule, unopened.severity) == ("activation-scales", "refused")
+    assert (opened.rule, opened.severity) == ("activation-scales", "float")
+
+
+def test_a_file_without_a_recipe_gets_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file of another tool has no recipe to change: the last line makes it again."""
+    numbers = {"s": np.array([1, 2, 3, 4], np.float32), "z": np.zeros(4, np.uint8)}
+    numbers |= {"w": np.ones((4, 1, 3, 3), np.int8), "t": np.float32(0.1)}
+    onnx.save(build(CHANNELS, numbers), tmp_path / "m.onnx")
+    for target, recipe in (("onnxruntime", "onnxruntime-int8"), ("qnn", "qnn-int8")):
+        assert main(["check", str(tmp_path / "m.onnx"), "--target", target]) == 1
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.startswith("cure ") and f"--requantize --recipe {recipe} --data DATA" in last
 
 
 @needs_builder

@@ -244,3 +244,15 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     assert main(["cast", "m.onnx", "-o", "b.onnx", "--float", "bf16", "--json"]) == 0
     record = json.loads(capfd.readouterr().out)
     assert record["floats"]["name"] == "bf16" and record["evaluation"] is None and record["check"]["target"]
+
+
+def test_numbers_of_dynamic_scales_choose_nothing() -> None:
+    """Integers of DynamicQuantizeLinear are numbers of a grid: the output is scored, and not their scales."""
+    proto = build(
+        """g (float[N,8] x) => (float[N,6] y) {
+            q, s, z = DynamicQuantizeLinear (x) i = MatMulInteger (q, w, z, u) f = Cast <to = 1> (i)
+            y = Mul (f, s) }""",
+        {"w": np.ones((8, 6), np.int8), "u": np.int8(0)},
+    )
+    evaluation = cast(proto, [feed_for(proto, 0, 8)]).evaluation
+    assert evaluation is not None and not evaluation.candidates[0].parts

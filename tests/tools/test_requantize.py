@@ -475,6 +475,20 @@ def test_models_of_onnxruntime(name: str, kind: str, per_channel: bool, tmp_path
     assert sqnr_db(source, result.qdq, feeds[0]) > 20.0  # two roundings of int8, the source's and ours
 
 
+def test_the_float_form_is_the_reference() -> None:
+    """Noise is measured against the float form, which has no quantizer of the file."""
+    proto = build(
+        """g (float[N,64] x) => (float[N,48] y) {
+            q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = MatMul (d, v) }""",
+        {"v": W, "s": f32(0.015), "z": np.int8(0)},
+    )
+    feed = feed_for(proto, 0, 8)
+    result = again(proto, feed, "onnxruntime-int8")
+    (score,) = result.evaluation.candidates[0].outputs
+    form = load_existing(proto, "requantize").proto
+    assert score.sqnr_db == pytest.approx(sqnr_db(form, result.qdq, feed), abs=1.0)  # folds have other ranges
+
+
 def test_the_stages_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends that no value passes are left out by the stages as by `quantize`, from the statistics."""
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.relu_limits import find_layer
 from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.node_fields import input_name
@@ -34,6 +35,8 @@ def find_biases(candidate: FileCandidate) -> Iterator[Suspicion]:
     biased = [node for node in index.nodes if node.op_type in _BIASED]
     layers = [node for node in biased if input_name(node, 2) in constants]
     values = {one.name: np.asarray(tensor_array(constants[one.input[2]]), np.float32) for one in layers}
+    norms = [node for node in index.nodes if node.op_type == "BatchNormalization"]
+    normed = [find_layer(index, node.input[0]) for node in norms]  # their bias is the norm's
     for node in layers:
         bias, steps = values[node.name], stored.get(node.input[2], np.zeros(0))
         full = int((np.abs(steps.astype(np.int64)) >= FULL).sum())
@@ -50,17 +53,17 @@ def find_biases(candidate: FileCandidate) -> Iterator[Suspicion]:
             elif off > CHANGED:
                 text = f"the bias is {off:.0%} off that of the float layer"
                 yield _suspect(candidate, node, "lost_bias", text, wanted, is_certain=False)
-        elif candidate.floats is None and not np.any(bias) and _others_have_one(node, layers, values):
+        elif candidate.floats is None and node not in normed and _lacks_bias(node, layers, values):
             text = f"the other {node.op_type} layers have a bias, this one has none"
             yield _suspect(candidate, node, "lost_bias", text, None, is_certain=True)
 
 
-def _others_have_one(
+def _lacks_bias(
     node: onnx.NodeProto, layers: list[onnx.NodeProto], values: dict[str, NDArray[np.float32]]
 ) -> bool:
-    """Tell whether there are several layers of the same kind, and all have a bias."""
+    """Tell whether a layer has a bias of zeros, and several others of its kind have all another one."""
     others = [values[one.name] for one in layers if one.op_type == node.op_type and one is not node]
-    return len(others) > 1 and all(map(np.any, others))
+    return not np.any(values[node.name]) and len(others) > 1 and all(map(np.any, others))
 
 
 def _suspect(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 
+import onnx
+
 from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, SwitchedForm
 from onnxfq.diagnosis.reading.toggles import Limit
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 
-_LAYERS = {*WEIGHTED_INPUTS, "Add"}
+_LATER = {"Add", "BatchNormalization"}
+"""Operators behind quantized layers; ONNX Runtime's quantizer leaves an unfolded norm between pairs."""
+_LAYERS = {*WEIGHTED_INPUTS, *_LATER}
 
 
 def guess_limits(form: SwitchedForm, index: GraphIndex) -> dict[int, Limit]:
@@ -36,12 +40,18 @@ def keeps_relus(form: SwitchedForm, index: GraphIndex) -> bool:
     weights, tensors = {one.constant for one in form.constants}, {one.output for one in form.activations}
     for node in index.nodes:
         if node.op_type in ("Relu", "Clip") and not node.name.startswith(PREFIX):
-            maker = index.makers.get(node.input[0])
-            while maker is not None and maker.name.startswith(PREFIX):
-                maker = index.makers.get(maker.input[0 if maker.op_type != "Where" else 2])
-            if maker is not None and (tensors if maker.op_type == "Add" else weights) & {*maker.input}:
+            maker = find_layer(index, node.input[0])
+            if maker is not None and (tensors if maker.op_type in _LATER else weights) & {*maker.input}:
                 return True
     return False
+
+
+def find_layer(index: GraphIndex, tensor: str) -> onnx.NodeProto | None:
+    """Return the node of the file that makes `tensor`, in front of the switches of its quantizer."""
+    maker = index.makers.get(tensor)
+    while maker is not None and maker.name.startswith(PREFIX):
+        maker = index.makers.get(maker.input[0 if maker.op_type != "Where" else 2])
+    return maker
 
 
 def _is_last(quantizer: ActivationQuantizer, index: GraphIndex) -> bool:

@@ -22,6 +22,7 @@ def repair(proto: onnx.ModelProto, source: str) -> None:
     """Repair `proto` in place. Raises ModelError if that is impossible, as for an input of unknown rank."""
     _raise_ir_version(proto)
     _spell_domain(proto, source)
+    _import_microsoft(proto)
     _trim_inputs(proto)
     for graph in list_graphs(proto.graph):
         graph.name = graph.name or "graph"
@@ -59,6 +60,13 @@ def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
         for node in list_nodes(owner):
             if node.domain == "ai.onnx":
                 node.domain = ""
+
+
+def _import_microsoft(proto: onnx.ModelProto) -> None:
+    """Import ONNX Runtime's own domain if a node has it: NNCF's MatMulNBits comes without, and runs."""
+    known = {entry.domain for entry in proto.opset_import}
+    if "com.microsoft" not in known and any(n.domain == "com.microsoft" for n in list_nodes(proto.graph)):
+        proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
 
 
 def _trim_inputs(proto: onnx.ModelProto) -> None:

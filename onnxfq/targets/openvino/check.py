@@ -23,6 +23,7 @@ from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.session_forms import check_forms
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
+_LACKED = frozenset({"QGemm", "QLinearGlobalAveragePool"})
 UNITS: Units = {
     **{op: slots.inputs for op, slots in OPERATORS.items() if slots.inputs != "all"},
     **{"AveragePool": (0,), "Concat": ()},
@@ -75,9 +76,20 @@ def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("stacked-weight", "wrong", promised.site, message, operand.tensor)
 
 
+def integer_operators(reading: CheckContext) -> Iterator[Finding]:
+    """Refuse operators of ONNX Runtime on integers that OpenVINO does not read."""
+    for site in reading.sites:
+        scale = reading.index.value(site.input(4)) if site.op == "QLinearConv" else None
+        if site.op in _LACKED or (scale is not None and scale.size > 1):
+            form = "" if scale is None else " with a scale for each channel"
+            message = f"OpenVINO reads no {site.op}{form}; export the model with pairs (quant_format QDQ)"
+            yield make_finding("operator", "refused", site, message)
+
+
 RULES: tuple[Rule, ...] = (
     refuse_simulated("OpenVINO"),
     check_quantized,
+    integer_operators,
     wide_pairs,
     check_limits(*LIMITS, ZERO_POINT, ALONE, FLOAT),
     shared_zero_points,

@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, WEIGHTED_INPUTS
+from onnxfq.quantized.forms import is_quantized
+from onnxfq.quantized.qonnx import is_quantizer
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 
 
 def check_quantized(reading: CheckContext) -> Iterator[Finding]:
-    """Warn of a model that multiplies in float only: before quantization, or with pairs in other places."""
+    """Refuse quantizers of QONNX; warn of a model that multiplies in float only, or with pairs elsewhere."""
+    foreign = [site for site in reading.sites if is_quantizer(site.node)]
+    for site in foreign:
+        message = (
+            "no runtime has quantizers of QONNX; export with Brevitas' export_onnx_qcdq, or `onnxfq convert`"
+        )
+        yield make_finding("qonnx", "refused", site, message)
     weighted = [site for site in reading.sites if site.op in WEIGHTED_INPUTS]
-    simulated = any(site.op in FAKE_QUANTIZE_OPS for site in reading.sites)
-    if weighted and not reading.promises and not simulated:
+    if not weighted or reading.promises:
+        return
+    if reading.quantizers:
+        message = (
+            "no pair stands in front of a product, and all run in float; quantize the inputs of products"
+        )
+        yield make_finding("not-quantized", "warning", weighted[0], message)
+    elif not foreign and not is_quantized(reading.proto):
         message = "it is in float, like the whole model; check the file that `onnxfq quantize` wrote"
-        if reading.quantizers:
-            message = (
-                "no pair stands in front of a product, and all run in float; quantize the inputs of products"
-            )
         yield make_finding("not-quantized", "warning", weighted[0], message)
 
 

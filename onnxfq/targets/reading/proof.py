@@ -94,6 +94,8 @@ def prove(
     built = Built()
     if build is not None:
         built = build(reading)
+        in_float = {node.node for node in built.nodes if node.verdict == "float"}
+        findings = [_relieve(found) if found.node in in_float else found for found in findings]
         findings += _unsaid(built, findings, broken, told_by_rule)
         broken = _find_broken(reading, built)
     return CheckResult(
@@ -105,6 +107,11 @@ def prove(
         engine=built.nodes,
         against=built.against,
     )
+
+
+def _relieve(found: Finding) -> Finding:
+    """Return a refusal of a node that the runtime has in float as the loss of speed that it is."""
+    return found.model_copy(update={"severity": "float"}) if found.severity == "refused" else found
 
 
 def _unsaid(

@@ -8,6 +8,7 @@ import onnx
 
 from onnxfq.graph.model import bodies
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS
+from onnxfq.quantized.qonnx import is_quantizer
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
@@ -42,7 +43,7 @@ def operators(reading: CheckContext) -> Iterator[Finding]:
     Source: OnnxParser.supports_operator of TensorRT for RTX 1.7.1, which the tests compare.
     """
     for site in reading.sites:
-        if site.op in (STANDARD - UNSUPPORTED) | EXTRA:
+        if site.op in (STANDARD - UNSUPPORTED) | EXTRA or is_quantizer(site.node):
             continue
         if site.op in FAKE_QUANTIZE_OPS:
             remedy = "run `onnxfq convert`, or quantize with a recipe for TensorRT; both write Q/DQ"
