@@ -261,7 +261,7 @@ READERS = {
     "Exp": "t = Exp (a) [m1] y = MatMul (a, q)",
     "Add": "[m1] t = MatMul (a, q) y = Add (a, t)",
     "output": "t = Identity (a) [m1] y = MatMul (a, q)",
-    "a product by itself": "b = Transpose <perm = [0,2,1]> (a) [m1] c = MatMul (a, b) t = Exp (a) y = Exp (c)",
+    "itself": "b = Transpose <perm = [0,2,1]> (a) [m1] c = MatMul (a, b) t = Exp (a) y = Exp (c)",
 }
 
 

@@ -8,8 +8,8 @@ in a half type 62. Half types fuse heads of 16 to 256 for any number of tokens. 
 format does not fuse stays in float where a half type does. One with a single quantized product is not fused,
 and none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies
 in float: int8 pairs prevent it, and float8 pairs become part of it and only round. In block formats, and with
-one query, both products stay in float, one kernel in a half type. An open number of queries counts as several: a
-prompt has the most of the work, and its int8 products are fused.
+one query, both products stay in float, one kernel in a half type. An open number of queries counts as
+several: a prompt has the most of the work, and its int8 products are fused.
 
 QKV projections get one pair after the product, not one for each part. Measured in int8 and float8, with every
 way to split that `match_projection` finds and the factor of the scores in any place. With a pair for each
