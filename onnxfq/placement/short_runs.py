@@ -157,7 +157,7 @@ def _save(nodes: Sequence[gs.Node], origins: _Origins, low: Collection[str], ker
         written = 1 if all(readers) else -1  # another reader wants it in a half type as well
         saved += _count(tensor) * (sum(readers) + written * (1 - entering) - ENTRY * entering)
         saved -= kernel * parts
-    return saved - kernel * sum(node.op == "Conv" for node in run)
+    return saved - kernel * len([node for node in run if node.op == "Conv"])
 
 
 def _read(node: gs.Node) -> list[gs.Tensor]:
