@@ -2,8 +2,8 @@
 
 Layers are IEngineInspector's JSON, as `trtexec --exportLayerInfo --profilingVerbosity=detailed` writes it:
 `Layers`, with `Bindings` up to TensorRT 10 and `I/O Tensors` from 11 on and in TensorRT for RTX. A tensor has
-its type in `Format/Datatype` ("Row major linear Int8 format", "Half"), or in `Datatype` or `DataType` beside
-a `Format`, which may name another type ("Row major linear FP32 format"). With open shapes an inspector
+its type in `Format/Datatype` ("Row major linear Int8 format", "Half"), or in `Datatype` or `DataType` next to
+a `Format` that may name another type ("Row major linear FP32 format"). With open shapes an inspector
 without an execution context knows no types, and such a file is refused. A convolution of classic
 TensorRT has its weight in `Weights`, other layers in `Constants`. `Metadata` names the ONNX nodes; without it
 the name of the layer does, joined by " + ".
