@@ -1,8 +1,9 @@
-"""Products whose weight is so small that reading it costs less than the kernel that quantizes their input.
+"""Products whose weight is small or none: reading it costs less than the kernels that quantize their inputs.
 
 NVFP4 gives each input of a product a kernel that computes its scales: engines of 20 networks have 2,131
 layers, and 1,158 in half (TensorRT for RTX 1.7.1). A GPU of 400 GB/s reads 1 MB during a launch of 2.5 us: a
-smaller weight in a half type costs less than the kernel. No time was measured.
+smaller weight in a half type costs less than the kernel. A product of two computed tensors has two such
+kernels and no weight. No time was measured.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from onnxfq.placement.target_policy import NodeDecision, fewer_or_noted
 
 _PRODUCTS = ("MatMul", "Gemm")
 _HALF = 2
+_REMEDY = "; to quantize it, set least_weight_bytes: 0 in the recipe"
 _LIGHT = (
     "its weight has {:,} bytes in a half type, below {:,}, and is read faster than a kernel that quantizes "
-    "its input starts; to quantize it, set least_weight_bytes: 0 in the recipe"
+    f"its input starts{_REMEDY}"
 )
+_COMPUTED = f"both of its inputs are computed, and a kernel quantizes each, which no weight pays for{_REMEDY}"
 
 
 def leave_out_light(
@@ -31,15 +34,14 @@ def leave_out_light(
     Formats with dynamic scales quantize each input by a kernel. If no product is left, all stay.
     """
     sizes = {
-        node.name: _HALF * prod(source.tensor.shape)
+        node.name: 0 if source is None else _HALF * prod(source.tensor.shape)
         for node in nodes
         if node.op in _PRODUCTS
         for source in [weight_source(node, 1) or weight_source(node, 0)]
-        if source is not None
     }
     fewer = [
-        d.leave_out("light-weight", _LIGHT.format(sizes[d.node], least))
-        if d.placements and sizes.get(d.node, least) < least
+        d.leave_out("light-weight", _LIGHT.format(size, least) if size else _COMPUTED)
+        if d.placements and (size := sizes.get(d.node, least)) < least
         else d
         for d in decisions
     ]

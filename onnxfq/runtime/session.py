@@ -168,7 +168,10 @@ class Session:
             raise RuntimeLibraryError(f"onnxruntime fell back to the CPU: {reason}")
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
         self.output_types: dict[str, str] = {value.name: value.type for value in self._session.get_outputs()}
-        self.output_ranks: dict[str, int] = {v.name: len(v.shape) for v in self._session.get_outputs()}
+        self.output_shapes: dict[str, list[int | None]] = {
+            value.name: [size if isinstance(size, int) else None for size in value.shape]
+            for value in self._session.get_outputs()
+        }
         self._draws = any(value.name == SEED_INPUT for value in self._session.get_inputs())
 
     def _serialize(

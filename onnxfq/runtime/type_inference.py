@@ -1,4 +1,4 @@
-"""Type and rank inference by ONNX Runtime, for operators that ONNX cannot infer."""
+"""Type and shape inference by ONNX Runtime, for operators that ONNX cannot infer."""
 
 from __future__ import annotations
 
@@ -61,18 +61,19 @@ def _with_session_types(
         types = Session(with_outputs(proto, tensors), 1, exact=exact).output_types
     except OnnxfqError as error:
         return proto, str(error)
-    known = {name: (codes[types[name]], None) for name in tensors if types.get(name) in codes}
-    return _with_values(proto, known), ""
+    return _with_values(proto, {n: (codes[types[n]], None) for n in tensors if types.get(n) in codes}), ""
 
 
-def with_session_ranks(model: Model) -> Model:
-    """Return `model` with the ranks of products that ONNX Runtime infers where ONNX cannot.
+def with_session_shapes(model: Model) -> Model:
+    """Return `model` with the shapes around products that ONNX Runtime infers where ONNX cannot.
 
-    Sizes stay open. A session is created, but not run; if it cannot be created, the ranks stay unknown.
+    Sizes that it does not know stay open. A session is created, but not run; if it cannot be created, the
+    shapes stay unknown.
     """
     index = GraphIndex(model.proto.graph)
-    products = [node.output[0] for node in index.nodes if node.op_type == "MatMul"]
-    asked = [name for name in products if index.shape(name) is None]
+    products = [node for node in index.nodes if node.op_type == "MatMul"]
+    around = dict.fromkeys(name for node in products for name in (*node.input, *node.output))
+    asked = [name for name in around if name not in index.constants and index.shape(name) is None]
     try:
         session = Session(with_outputs(model.proto, asked), 1) if asked else None
     except OnnxfqError:
@@ -80,7 +81,7 @@ def with_session_ranks(model: Model) -> Model:
     if session is None:
         return model
     kinds = {name: _FLOATS.get(session.output_types[name], 0) for name in asked}
-    known = {n: (kinds[n], [None] * rank) for n in asked if kinds[n] and (rank := session.output_ranks[n])}
+    known = {n: (kinds[n], shape) for n in asked if kinds[n] and (shape := session.output_shapes[n])}
     return replace(model, proto=_with_values(model.proto, known)) if known else model
 
 
@@ -109,7 +110,9 @@ def with_run_ranks(model: Model, feed: Feed, everywhere: bool = False) -> Model:
     session = Session(with_outputs(model.proto, asked), 1)
     arrays = zip(asked, session.run(feed, asked), strict=True)
     kinds = {name: _FLOATS.get(session.output_types[name]) for name in asked}
-    ranks = {name: (kind, [None] * array.ndim) for name, array in arrays if (kind := kinds[name])}
+    ranks: dict[str, tuple[int, list[int | None] | None]] = {
+        name: (kind, [None] * array.ndim) for name, array in arrays if (kind := kinds[name])
+    }
     return replace(model, proto=_with_values(model.proto, ranks))
 
 
@@ -121,7 +124,7 @@ def _read_by_weighted(index: GraphIndex, known: Iterable[str]) -> list[str]:
 
 
 def _with_values(
-    proto: onnx.ModelProto, values: Mapping[str, tuple[int, list[None] | None]]
+    proto: onnx.ModelProto, values: Mapping[str, tuple[int, list[int | None] | None]]
 ) -> onnx.ModelProto:
     typed = deepcopy(proto)
     for value in [v for v in typed.graph.value_info if v.name in values]:

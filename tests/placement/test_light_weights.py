@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx
 from builders import build, planned, weights
+from engines import build_all, unmeasured
 
 from onnxfq.documents.plan import Plan
 from onnxfq.targets.recipes import load_recipe
+from onnxfq.targets.tensorrt.builder.figures import count_layers
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
+from onnxfq.targets.tensorrt.builder.layers import parse_layers
 
 NVFP4 = load_recipe("tensorrt-nvfp4")
 
@@ -32,6 +38,28 @@ def test_small_next_to_large() -> None:
     assert why.keys() == {"little"}
     assert "1,032,192 bytes in a half type, below 1,048,576" in why["little"]
     assert not left_out(planned(two(1024), NVFP4))
+
+
+def test_products_without_a_weight(tmp_path: Path) -> None:
+    """One of two computed tensors stays in float; in low precision it has at least two kernels more."""
+    proto = build(
+        """g (float[2,64,512] x) => (float[2,64,1024] y, float[2,64,64] z) {
+        [large] y = MatMul (x, w) a = Relu (x) b = Transpose <perm = [0,2,1]> (x)
+        [both] z = MatMul (a, b) }""",
+        {"w": weights(512, 1024)},
+        opset=18,
+    )
+    why = left_out(planned(proto, NVFP4))
+    assert why.keys() == {"both"} and "both of its inputs are computed" in why["both"]
+    asked = NVFP4.override(least_weight_bytes=0)
+    assert not left_out(planned(proto, asked))
+    if builder_installed():
+        models = {"plan": unmeasured(proto, NVFP4, "fp16"), "asked": unmeasured(proto, asked, "fp16")}
+        kernels = {
+            name: count_layers(parse_layers(reports.popitem()[1].layers), {}).kernels
+            for name, reports in build_all(tmp_path, models).items()
+        }
+        assert kernels["plan"] + 2 <= kernels["asked"], kernels
 
 
 def test_the_threshold_is_set_by_the_recipe() -> None:

@@ -59,9 +59,9 @@ def chain(weight: int, size: int) -> onnx.ModelProto:
     )
 
 
-@pytest.mark.parametrize(("channels", "size", "kept"), [(512, 1, False), (2048, 1, True), (2048, 32, False)])
+@pytest.mark.parametrize(("channels", "size", "kept"), [(512, 1, False), (4096, 1, True), (4096, 32, False)])
 def test_bytes_decide(channels: int, size: int, kept: bool) -> None:
-    """Weights pay for the kernel of the entry and the numbers that it quantizes."""
+    """Weights pay for the kernels of the entry and of both results, and for the numbers in between."""
     proto = chain(channels, size)
     add_large_product(proto)
     why = left_out(proto)
@@ -89,3 +89,19 @@ def test_engines_have_fewer_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     built = build_all(tmp_path, models)
     count = {name: len(parse_layers(reports.popitem()[1].layers)) for name, reports in built.items()}
     assert count["runs"] <= count["half"] + 2 and count["all"] >= count["half"] + 12, count
+
+
+@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+def test_each_convolution_has_a_kernel_more(tmp_path: Path) -> None:
+    """One that activates and quantizes its result; where this fails, such kernels count no more."""
+    layers = "".join(
+        f"[c{i}] a{i} = Conv <pads = [1,1,1,1]> (r{i}, w) r{i + 1} = Relu (a{i}) " for i in range(4)
+    )
+    proto = build(
+        f"g (float[1,32,16,16] x) => (float[] y) {{ r0 = Relu (x) {layers} y = Neg (r4) }}",
+        {"w": weights(32, 32, 3, 3)},
+    )
+    low = unmeasured(proto, FP8, "fp16")
+    built = build_all(tmp_path, {"low": low, "half": without_pairs(read(low, EXTRA))})
+    count = {name: len(parse_layers(reports.popitem()[1].layers)) for name, reports in built.items()}
+    assert count["low"] >= count["half"] + 4, count

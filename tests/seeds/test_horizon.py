@@ -225,7 +225,7 @@ def test_rounding_and_arithmetic_of_recipes(tmp_path):
         one = encodings[name]
         sides.append(
             onnxfq.fake_quantize(
-                values, one.scale_array, qtype=one.spec.qtype, axis=one.spec.granularity.axis, **modes
+                values, one.scale, qtype=one.spec.qtype, axis=one.spec.granularity.axis, **modes
             )
         )
     assert np.allclose(found, sides[0] @ sides[1], rtol=0, atol=1e-6)  # the order of sums

@@ -114,6 +114,19 @@ def test_a_skip_branch_in_float(model: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("key", ["DataType", "Datatype"])
+def test_a_type_beside_its_format(key: str, model: Path) -> None:
+    """TensorRT 11 splits the type from the format, whose words may name another one."""
+    content = classic(11)
+    tensors = [one for layer in content["Layers"] for one in (*layer["Inputs"], *layer["Outputs"])]
+    for tensor in tensors:
+        text = tensor.pop("Format/Datatype")
+        tensor[key] = next(kind for kind in ("Int8", "FP16", "FP32") if kind in text)
+        tensor["Format"] = "Row major linear FP32 format (kLINEAR)"
+    found = onnxfq.check(model, layers=write(content))
+    assert {node.verdict for node in found.engine} == {"low"} and found.passed
+
+
 def test_names_stand_for_missing_metadata(model: Path) -> None:
     """Without metadata the joined names of a layer are its nodes, pointwise ones in their wrapping too."""
     content = classic()

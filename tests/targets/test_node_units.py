@@ -14,7 +14,7 @@ from integer_kernels import simulate
 
 import onnxfq
 from onnxfq.graph.io.load import load
-from onnxfq.targets.target import prepare_model
+from onnxfq.targets.target import BuildOptions, prepare_model
 
 IMAGE = "g (float[N,4,9,9] x) => (float[] y)"
 TAIL = "[last] y = Conv (t, k)"
@@ -254,6 +254,41 @@ def test_a_bias_keeps_the_kernel_of_its_product(tmp_path: Path) -> None:
         counts = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
         floats[name] = counts["Gemm"] + counts["MatMul"]
     assert floats["q"] == 0 < floats["plain"]
+
+
+READERS = {
+    "ReduceSum": "t = ReduceSum <keepdims = 0> (a, last) [m1] y = MatMul (a, q)",
+    "Exp": "t = Exp (a) [m1] y = MatMul (a, q)",
+    "Add": "[m1] t = MatMul (a, q) y = Add (a, t)",
+    "output": "t = Identity (a) [m1] y = MatMul (a, q)",
+    "itself": "b = Transpose <perm = [0,2,1]> (a) [m1] c = MatMul (a, b) t = Exp (a) y = Exp (c)",
+}
+
+
+@pytest.mark.parametrize("rows", ["1", "N"])
+@pytest.mark.parametrize("name", READERS)
+def test_a_result_that_a_pair_does_not_read_alone(name: str, rows: str, tmp_path: Path) -> None:
+    """Both products are in integers; without the Max in front of the pair the first is in float."""
+    text = f"g (float[{rows},6,8] x) => (float[] y, float[] t) {{ [m0] a = MatMul (x, p) {READERS[name]} }}"
+    values = {"p": weights(8, 8), "q": weights(8, 8, seed=1), "last": np.int64([-1])}
+    used = {one: array for one, array in values.items() if f" {one})" in text}
+    path, feeds = tmp_path / "q.onnx", [{"x": weights(1, 6, 8, seed=number)} for number in range(4)]
+    off = onnxfq.AccuracyTarget(repair=None)
+    made = onnxfq.quantize(
+        onnx.shape_inference.infer_shapes(build(text, used)),
+        feeds,
+        path,
+        recipe="onnxruntime-int8",
+        accuracy=off,
+    )
+    assert made.proof is not None and not made.proof.difference
+    assert [(row.kept, row.promised) for row in made.proof.coverage] == [(2, 2)]
+    plain = onnx.load(path)
+    for node in plain.graph.node:
+        if node.op_type == "QuantizeLinear":
+            node.input[0] = node.input[0].removesuffix("/copy")
+    result = onnxfq.check(plain, "onnxruntime", build=BuildOptions())
+    assert [row.kept for row in result.coverage] == [1] and "in float; ONNX Runtime" in result.table()
 
 
 @pytest.mark.parametrize("shape", [(5,), (1, 5)])

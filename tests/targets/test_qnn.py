@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -624,6 +625,30 @@ def test_second_operands_of_the_htp(second: type, as_meant: bool) -> None:
     got, want = qnn_build.open_model(proto)(feed)["y"], Session(proto, 1, exact=True).run(feed)[0]
     far_db = -10 * np.log10(np.sum((got - want) ** 2) / np.sum(want**2))
     assert far_db > 60 if as_meant else far_db < 45
+
+
+SQUARES = {
+    "x x": "y = MatMul (x, x)",
+    "x x^T": "t = Transpose <perm = [0,2,1]> (x) y = MatMul (x, t)",
+    "x^T x": "t = Transpose <perm = [0,2,1]> (x) y = MatMul (t, x)",
+    "two inputs": "y = MatMul (x, z)",
+}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_second_operands_that_are_inputs(name: str) -> None:
+    """Inputs of the model have 8 bits on the right of a product, as computed ones; the emulation agrees."""
+    more = ", float[1,8,8] z" if "z" in SQUARES[name] else ""
+    proto = build(f"g (float[1,8,8] x{more}) => (float[1,8,8] y) {{ {SQUARES[name]} }}", {})
+    plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe("qnn-a16w8"))
+    bits = {place.tensor: place.spec.qtype.bits for place in plan.placements}
+    right = next(node.input[1] for node in proto.graph.node if node.op_type == "MatMul")
+    assert bits[right] == 8 and bits["y"] == 16 and bits["x"] == (16 if more else 8)
+    if find_spec("onnxruntime_qnn") is not None:
+        feeds = [feed_for(proto, seed, 1) for seed in range(6)]
+        quiet = onnxfq.AccuracyTarget(repair=None)
+        made = onnxfq.quantize(proto, feeds, recipe="qnn-a16w8", accuracy=quiet)
+        assert made.proof is not None and not made.proof.difference and not made.proof.kept_float
 
 
 BETWEEN = {

@@ -104,7 +104,8 @@ def explain_float(promised: ExpectedPrecision, op_types: Collection[str]) -> str
             "ONNX Runtime joins it with the sum behind it to a Gemm, and fuses it only with a bias of int32 "
             "or a pair on the sum; quantize one of them"
         )
-    lacking = "" if site.op == "MatMul" else _find_lacking_pair(site)
+    with_pair = any(reader.op == "QuantizeLinear" for result in site.outputs for reader in result.outputs)
+    lacking = _find_lacking_pair(site) if with_pair or site.op != "MatMul" else ""
     if lacking and not (site.op == "Gemm" and not site.input(2)):
         return f"{lacking}; ONNX Runtime fuses it only if one pair alone reads its result"
     types = sorted({operand.pair.type_name for operand in promised.operands if operand.pair is not None})

@@ -14,7 +14,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.product_forms import write_products
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
-from onnxfq.runtime.type_inference import with_session_ranks
+from onnxfq.runtime.type_inference import with_session_shapes
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.float_kernels import note_float_kernels
@@ -104,5 +104,5 @@ ONNXRUNTIME = Target(
     recipes=RECIPES,
     check=check_model,
     form=QdqForm(edit=set_products_apart, finish=keep_floats, sets_apart=True),
-    prepare=lambda model: join_biases(with_session_ranks(write_products(fold_batch_norm(model)))),
+    prepare=lambda model: join_biases(with_session_shapes(write_products(fold_batch_norm(model)))),
 )

@@ -57,7 +57,8 @@ def _find_sum(product: gs.Node, graph: gs.Graph) -> gs.Node | None:
 def set_products_apart(editor: Editor) -> None:
     """Give what reads products of two DequantizeLinear another form, in place, of the same numbers.
 
-    Vectors that are added have one more axis, and a Relu that one other operator reads is a Max.
+    Vectors that are added have one more axis, and a Relu that one other operator reads is a Max. Pairs that
+    do not read a result alone read a Max of it.
     """
     for product in nodes_by_graph(editor.graph):
         if product.op == "MatMul" and {producer_op(operand) for operand in product.inputs} == {_DEQUANTIZE}:
@@ -66,6 +67,8 @@ def set_products_apart(editor: Editor) -> None:
                 _widen_bias(editor, reader, product.outputs[0])
                 if "QuantizeLinear" in makers:  # with dynamic scales it has the kernel in any case
                     _replace_relu(editor, reader)
+            if "QuantizeLinear" in makers:
+                _part_pairs(editor, product.outputs[0])
 
 
 def _replace_relu(editor: Editor, relu: gs.Node) -> None:
@@ -74,6 +77,16 @@ def _replace_relu(editor: Editor, relu: gs.Node) -> None:
     if relu.op == "Relu" and [reader.op in QDQ_OPS for reader in readers] == [False]:
         zero = editor.constant("onnxfq/zero", np.zeros((), np.float32))
         relu.op, relu.inputs = "Max", [relu.inputs[0], zero]
+
+
+def _part_pairs(editor: Editor, result: gs.Tensor) -> None:
+    """ONNX Runtime 1.31.1 leaves a product in float whose result a pair reads, but not one pair alone."""
+    pairs = [reader for reader in result.outputs if reader.op == "QuantizeLinear"]
+    if pairs and (len(result.outputs) > 1 or any(result is output for output in editor.graph.outputs)):
+        copy = editor.variable(f"{result.name}/copy", like=result)
+        editor.insert_after(result, [gs.Node("Max", copy.name, inputs=[result], outputs=[copy])])
+        for pair in pairs:
+            pair.inputs[0] = copy
 
 
 _DEQUANTIZE = "DequantizeLinear"

@@ -108,7 +108,9 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
 def _find_second_operands(nodes: Collection[gs.Node]) -> set[str]:
     """Return the second operands of products of two activations, and all moves of the same data."""
     level = [
-        node.inputs[1] for node in nodes if node.op == "MatMul" and all(one.inputs for one in node.inputs)
+        node.inputs[1]
+        for node in nodes
+        if node.op == "MatMul" and not any(isinstance(one, gs.Constant) for one in node.inputs)
     ]
     found: set[str] = set()
     while level:

@@ -12,6 +12,7 @@ from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.numerics.float_types import FloatInfo
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.float_casts import Shapes
+from onnxfq.runtime.type_inference import with_session_shapes
 from onnxfq.targets.target import Target
 from onnxfq.targets.tensorrt.gpus import LEAST_CAPABILITY
 from onnxfq.targets.tensorrt.limits import CAST_BEFORE_LOOP, loops_several_steps
@@ -37,6 +38,7 @@ _REWRITTEN = frozenset({"AveragePool", "IsNaN"})
 
 def _prepare(model: Model) -> Model:
     """Return `model` in the form that TensorRT fuses and has in low precision; itself if nothing changes."""
+    model = with_session_shapes(model)
     if not any(node.op_type in _REWRITTEN for node in list_nodes(model.proto.graph)):
         return model
     proto = deepcopy(model.proto)

@@ -7,9 +7,9 @@ an encoder of six blocks has 6 fused attentions and 68 layers for 32 to 256 toke
 in a half type 62. Half types fuse heads of 16 to 256 for any number of tokens. An attention that its own
 format does not fuse stays in float where a half type does. One with a single quantized product is not fused,
 and none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies
-in float: int8 pairs prevent it, and float8 pairs become part of it. In block formats, and in int8 with one
-query, both products stay in float, one kernel in a half type. An open number of queries counts as several: a
-prompt has the most of the work, and its int8 products are fused.
+in float: int8 pairs prevent it, and float8 pairs become part of it and only round. In block formats, and with
+one query, both products stay in float, one kernel in a half type. An open number of queries counts as
+several: a prompt has the most of the work, and its int8 products are fused.
 
 QKV projections get one pair after the product, not one for each part. Measured in int8 and float8, with every
 way to split that `match_projection` finds and the factor of the scores in any place. With a pair for each
@@ -73,7 +73,7 @@ def decide_attentions(
                 "all of an attention or none"
             )
             found[quantized[0].node] = quantized[0].leave_out(_RULE, why)
-        elif quantized and is_one_query(attention.scores) and not _is_float8(quantized[0]):
+        elif quantized and is_one_query(attention.scores):
             found |= {one.node: one.leave_out(_RULE, ONE_QUERY) for one in quantized}
         elif quantized and (note := _explain_unfused(attention, quantized[0])):
             if recipe.unfused_attention == "float" and _has_half_kernel(attention):
@@ -122,7 +122,7 @@ def count_tokens(attention: Attention[gs.Node]) -> int | None:
 def _explain_unfused(attention: Attention[gs.Node], decision: NodeDecision) -> str:
     """Return why both products run separately; empty if they are fused, or if it is unknown."""
     is_float8, (queries, keys) = _is_float8(decision), attention.scores.inputs[:2]
-    if is_float8 and (keys.shape is None or is_one_query(attention.scores)):
+    if is_float8 and keys.shape is None:
         return ""
     count = _size(keys, -1)
     limit = exceed_limit(is_float8, _size(queries, -1), count_tokens(attention), count)

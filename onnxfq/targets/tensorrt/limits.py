@@ -42,7 +42,7 @@ The documentation does not name it. Queries have no such limit, int8 and half ty
 HALF_HEADS = (16, 256)
 """Smallest and largest head of the fused kernel of half types, which takes any number of tokens."""
 
-ONE_QUERY = "TensorRT has one kernel for an attention of one query, which int8 pairs prevent"
+ONE_QUERY = "TensorRT has one kernel for an attention of one query, which multiplies in float"
 TWO_COMPUTED = "TensorRT multiplies two computed tensors in float, MXFP8 or not"
 CAST_BEFORE_LOOP = "{} {!r} reads it, and TensorRT builds no Cast in front of a loop of several steps"
 

@@ -2,15 +2,16 @@
 
 Layers are IEngineInspector's JSON, as `trtexec --exportLayerInfo --profilingVerbosity=detailed` writes it:
 `Layers`, with `Bindings` up to TensorRT 10 and `I/O Tensors` from 11 on and in TensorRT for RTX. A tensor has
-its type in `Format/Datatype` ("Row major linear Int8 format", "Half") or in `Datatype`. With open shapes an
-inspector without an execution context knows no types, and such a file is refused. A convolution of classic
+its type in `Format/Datatype` ("Row major linear Int8 format", "Half"), or in `Datatype` or `DataType` next to
+a `Format` that may name another type ("Row major linear FP32 format"). With open shapes an inspector
+without an execution context knows no types, and such a file is refused. A convolution of classic
 TensorRT has its weight in `Weights`, other layers in `Constants`. `Metadata` names the ONNX nodes; without it
 the name of the layer does, joined by " + ".
 
 Times are the list that `trtexec --exportProfile` writes: {"count": n}, then {"name", "timeMs", "averageMs",
 "medianMs", "percentage"} for each layer.
 
-Sources: NVIDIA's page about IEngineInspector from TensorRT 10 to 11, its developer guide's example of a
+Sources: NVIDIA's page about IEngineInspector from TensorRT 10 to 11.3, its developer guide's example of a
 detailed layer, and `Profiler::exportJSONProfile` in the samples of TensorRT 11.1.
 """
 
@@ -52,9 +53,11 @@ _Axis = Annotated[int, pydantic.Field(strict=True, lt=1 << 31)]
 
 
 class _Tensor(ForeignRecord):
-    datatype: str | None = pydantic.Field(None, alias="Datatype")
+    datatype: str | None = pydantic.Field(
+        None, validation_alias=pydantic.AliasChoices("Datatype", "DataType")
+    )
     form: str | None = pydantic.Field(
-        None, validation_alias=pydantic.AliasChoices("Format/Datatype", "Format")
+        None, validation_alias=pydantic.AliasChoices("Format/Datatype", "Format/DataType", "Format")
     )
     dimensions: tuple[_Axis, ...] | None = pydantic.Field(None, alias="Dimensions", max_length=64)
 

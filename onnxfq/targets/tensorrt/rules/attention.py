@@ -124,7 +124,7 @@ def _explain_unfused(
         return f"{', '.join(map(repr, bare))} stays in float; quantize all four inputs or none"
     is_float8, columns = _is_float8(operands), found.scores.inputs[1].shape
     if is_one_query(found.scores):
-        return "" if is_float8 else f"{ONE_QUERY}; leave it in float"
+        return f"{ONE_QUERY}; leave it in float"
     keys = columns[-1] if columns else None
     limit = exceed_limit(is_float8, head, tokens, keys)
     if limit and is_float8:
