@@ -16,8 +16,8 @@ from typing import Any
 
 import onnx
 import torch
-from onnxscript import optimizer
 from onnx.helper import make_node
+from onnxscript import optimizer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -256,7 +256,7 @@ class _Edges:
         return places if name else nearest if self.makers.get(node.output[0]) == node.op_type else ()
 
     def find_norms(self) -> Iterator[tuple[str, str]]:
-        """Yield the paths of each convolution and the BatchNorm that alone reads its result; each runs once."""
+        """Yield each convolution and the BatchNorm that alone reads it, by their paths; each runs once."""
         paths = {
             name: places[0].path for (name, slot), (_, places) in self.ends.items() if not slot and places
         }
