@@ -370,6 +370,21 @@ def test_wide_pairs_are_taken_out(dtype: type) -> None:
         assert differs == bool(rules)
 
 
+@pytest.mark.parametrize(
+    "maker", ["Neg (x)", "Relu (x)", "Sigmoid (x)", "Clip (x, low)", "Exp (x)", "Clip (x)"]
+)
+def test_wide_pairs_that_are_a_relu(maker: str) -> None:
+    """A pair from 0 on is wrong where its operator has numbers below 0, which OpenVINO does not clip."""
+    text = f"c = {maker} r = Identity (c) q = QuantizeLinear (r, s, z) d = DequantizeLinear (q, s, z) y = Neg (d)"
+    given = {"s": np.float32(1 / 1024), "z": np.uint16(0), "low": np.float32(0)}
+    model = build(f"g (float[1, 8] x) => (float[1, 8] y) {{ {text} }}", given, opset=21, ir=10)
+    feed = {"x": np.linspace(-2, 2, 8, dtype=np.float32).reshape(1, 8)}
+    ours, theirs = Session(model, 1, exact=True).run(feed)[0], open_model(model, 1)(feed)["y"]
+    (found,) = onnxfq.check(model, "openvino").findings
+    assert found.rule == "wide-pair"
+    assert (found.severity == "wrong") == (np.abs(ours - theirs).max() > 0.1)
+
+
 def test_shared_zero_points_of_sums() -> None:
     """OpenVINO changes a zero point that a ReduceSum shares with another pair; the rule says so."""
     axes = {"axes": np.array([2, 3]), "so": np.float32(0.3)}

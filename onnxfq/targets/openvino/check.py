@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
+from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
+from onnxfq.graph.ops import MOVES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.openvino.build import build_model
 from onnxfq.targets.openvino.operators import OPERATORS
@@ -18,11 +20,13 @@ from onnxfq.targets.openvino.policy import ALONE, FLOAT, LIMITS, STACKS, ZERO_PO
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
+from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.session_forms import check_forms
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
+_NOT_NEGATIVE = {op for op, (low, _) in KNOWN_RANGES.items() if low == 0} | {"Relu", "Abs", "Exp", "Sqrt"}
 _LACKED = frozenset({"QGemm", "QLinearGlobalAveragePool"})
 UNITS: Units = {
     **{op: slots.inputs for op, slots in OPERATORS.items() if slots.inputs != "all"},
@@ -34,16 +38,31 @@ UNITS: Units = {
 def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
     """Report pairs of 16 bits: OpenVINO takes them out, so that numbers beyond their range are not clipped.
 
-    The results differ if a pair does the work of a Relu or meets an outlier. A MaxPool between two such pairs
-    does not compile.
+    The results differ where a pair does the work of a Relu, else with numbers beyond the range alone. A MaxPool
+    between two such pairs does not compile.
     """
     for q in reading.quantizers:
-        if q.quantizes and q.qtype in _WIDE:
-            message = (
-                f"its pair on {q.data!r} is {q.type_name}, which OpenVINO takes out without clipping to its "
-                "range; use uint8 or int8"
-            )
-            yield make_finding("wide-pair", "wrong", q.site, message, q.data)
+        if not (q.quantizes and q.qtype in _WIDE):
+            continue
+        lowest = np.iinfo(np.uint16 if q.qtype == TensorProto.UINT16 else np.int16).min
+        begins = np.all((0 if q.zero_point is None else q.zero_point) == lowest)
+        clips = begins and not _is_positive(q.site.index.maker(q.data))
+        what, severity = ("numbers below 0", "wrong") if clips else ("numbers beyond its range", "warning")
+        message = (
+            f"its pair on {q.data!r} is {q.type_name}, which OpenVINO takes out without clipping {what}; "
+            "use uint8 or int8"
+        )
+        yield make_finding("wide-pair", severity, q.site, message, q.data)
+
+
+def _is_positive(maker: NodeSite | None) -> bool:
+    """Tell whether an operator has no result below 0."""
+    while maker is not None and maker.op in MOVES:
+        maker = maker.index.maker(maker.input(0))
+    if maker is None or maker.op in _NOT_NEGATIVE:
+        return maker is not None
+    least = maker.index.value(maker.input(1)) if maker.op == "Clip" else None
+    return least is not None and bool(np.all(least >= 0))
 
 
 def shared_zero_points(reading: CheckContext) -> Iterator[Finding]:
