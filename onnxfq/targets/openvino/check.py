@@ -38,8 +38,8 @@ UNITS: Units = {
 def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
     """Report pairs of 16 bits: OpenVINO takes them out, so that numbers beyond their range are not clipped.
 
-    The results differ where a pair does the work of a Relu, else with numbers beyond the range alone. A MaxPool
-    between two such pairs does not compile.
+    The results differ where a pair does the work of a Relu, else with numbers beyond the range alone. A
+    MaxPool between two such pairs does not compile.
     """
     for q in reading.quantizers:
         if not (q.quantizes and q.qtype in _WIDE):
@@ -47,12 +47,12 @@ def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
         lowest = np.iinfo(np.uint16 if q.qtype == TensorProto.UINT16 else np.int16).min
         begins = np.all((0 if q.zero_point is None else q.zero_point) == lowest)
         clips = begins and not _is_positive(q.site.index.maker(q.data))
-        what, severity = ("numbers below 0", "wrong") if clips else ("numbers beyond its range", "warning")
+        what = "numbers below 0" if clips else "numbers beyond its range"
         message = (
             f"its pair on {q.data!r} is {q.type_name}, which OpenVINO takes out without clipping {what}; "
             "use uint8 or int8"
         )
-        yield make_finding("wide-pair", severity, q.site, message, q.data)
+        yield make_finding("wide-pair", "wrong" if clips else "warning", q.site, message, q.data)
 
 
 def _is_positive(maker: NodeSite | None) -> bool:
