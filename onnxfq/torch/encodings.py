@@ -64,7 +64,8 @@ def _observe(model: nn.Module, quantized: bool) -> Iterator[None]:
     for name, quantizer in observed.items():
         if quantizer.is_given and quantizer.overwrite is None:
             raise StatisticsError(
-                f"quantizer {name!r} has a scale that was set or frozen by hand; call its allow_overwrite"
+                f"quantizer {name!r} has a scale that was set or frozen by hand, and would get another one; "
+                "call its allow_overwrite(False) to keep it, or allow_overwrite() to replace it"
             )
     before: dict[FakeQuantize, dict[str, Any]] = {}
 
@@ -176,7 +177,8 @@ def set_encodings(model: nn.Module, encodings: Encodings) -> None:
             raise PlanError(f"the encodings name tensor {encoding.tensor!r}, which the module lacks{hint}")
         if encoding.spec != quantizer.spec:
             raise PlanError(
-                f"tensor {encoding.tensor!r} is quantized as {quantizer.spec} and encoded as {encoding.spec}"
+                f"tensor {encoding.tensor!r} is quantized as {quantizer.spec} and encoded as "
+                f"{encoding.spec}; quantize the module with the recipe of the encodings"
             )
     for encoding in encodings.encodings:
         # Torch shares memory with arrays, and the arrays of encodings are read-only.
@@ -219,7 +221,8 @@ def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> En
         renamed = encoding.model_copy(update={"tensor": names[encoding.tensor]})
         if encodings.setdefault(renamed.tensor, renamed) != renamed:
             raise PlanError(
-                f"tensor {renamed.tensor!r} has two unequal quantizers, one of {encoding.tensor!r}; set one"
+                f"tensor {renamed.tensor!r} has two unequal quantizers, one is {encoding.tensor!r}; "
+                "give both one scale, or export Q/DQ, which keeps both"
             )
     return Encodings(model_sha256="", encodings=tuple(encodings.values()))
 

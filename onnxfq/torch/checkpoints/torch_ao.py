@@ -45,7 +45,8 @@ def read(model: nn.Module, theirs: dict[str, Any]) -> tuple[dict[str, Any], list
         found = next((name for name in names if name + "scale" in left), None)
         if found is None:
             raise ModelError(
-                f"the checkpoint has no quantizer for {path!r}, looked for {', '.join(names) or 'a layer'}"
+                f"the checkpoint has no quantizer for {path!r}, looked for {', '.join(names) or 'a layer'}; "
+                "quantize the module as the checkpoint's was"
             )
         prefix = path + "."
         state = {prefix + key.removeprefix(found): left[key] for key in left if key.startswith(found)}

@@ -235,7 +235,7 @@ class QuantizerBase(Unscripted, nn.Module):
     ) -> Any:
         """Load a state as torch does. With strict=False, ranges of another shape replace the ones here."""
         if not isinstance(state_dict, Mapping):
-            raise ArgumentError(f"a state dict must be a mapping, found {type(state_dict).__name__}")
+            raise ArgumentError(f"a state dict is a mapping, found {type(state_dict).__name__}; load it")
         for name in (*self._parameters, *self._buffers):
             held, given = getattr(self, name), state_dict.get(name)
             if not strict and given is not None and given.shape != held.shape:

@@ -60,7 +60,7 @@ class QuantModuleReplacementHelper:
         known = {(id(e.orig_mod), e.mod_name) for e in self.orginal_func_map}
         for home, name, _ in self.quant_map:
             if not hasattr(home, name):
-                raise ModelError(f"{getattr(home, '__name__', home)} has no {name!r} to replace")
+                raise ModelError(f"{getattr(home, '__name__', home)} has no {name!r}; check the name")
             if (id(home), name) not in known:  # another call may have replaced it already
                 known.add((id(home), name))
                 self.orginal_func_map.append(QuantEntry(home, name, getattr(home, name)))
