@@ -162,7 +162,7 @@ ROOM_LINES: dict[str, int] = {
     "calibration": 2430,  # masks that set no range; no room fell
     "checkpoints": 1353,  # bits and groups that no layer has are refused; no room fell
     "cli": 1841,  # what readers took and left in JSON, a command for files without a recipe; no room fell
-    "data": 1782,  # what a reader took and left, pixels by the head of a file; no room fell
+    "data": 1786,  # what a reader took and left, pixels by the head of a file; no room fell
     "diagnosis": 2094,  # causes gain on other samples, another float model, norms between pairs; no room fell
     "documents": 1436,  # the count of low operators, from targets
     "execution": 1014,  # workers without the working folder on their path; no room fell

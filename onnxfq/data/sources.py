@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -225,16 +226,20 @@ def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> So
         )
 
     def pieces() -> Iterator[Piece]:
-        for start in range(0, len(paths), step):
-            read = [read_image(path, spec, reading.options) for path in paths[start : start + step]]
+        images = run_confined(
+            lambda: (read_image(path, spec, reading.options) for path in paths),
+            DataError,
+            f"the images of {name}",
+            "remove the one that does it",
+        )
+        for first in paths[::step]:
+            read = list(islice(images, step))
             if len({image.shape for image, _ in read}) > 1:
-                raise DataError(f"{paths[start]} and its neighbours differ in size; give --resize WxH")
+                raise DataError(f"{first} and its neighbours differ in size; give --resize WxH")
             notes = dict.fromkeys(note for _, notes in read for note in notes)
             yield Piece({spec.name: np.concatenate([image for image, _ in read])}, "\n".join(notes))
 
-    what, remedy = f"the images of {name}", "remove the one that does it"
-    confined = run_confined(pieces, DataError, what, remedy)
-    return Source(name, confined, len(paths) // step, images=True)
+    return Source(name, pieces(), len(paths) // step, images=True)
 
 
 # Arrays in memory
