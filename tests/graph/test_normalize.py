@@ -310,3 +310,34 @@ def test_labels_at_the_edges() -> None:
     equation = "abcdefghijklmnopqrstuvwxyzA->a"
     assert rename_labels(equation) == equation
     assert rename_labels("IJ,JK") == "ij,jk"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "asked", "is_same"),
+    [
+        ("N,4,5", [-1, 4, 5], True),
+        ("N,4,5", [0, -1, 5], True),
+        ("2,4,5", [2, 4, 5], True),
+        ("N,4,5", [-1, 5, 4], False),
+        ("N,M,5", [-1, 4, 5], False),
+        ("N,4,5", [-1, 20], False),
+    ],
+)
+def test_reshapes_to_the_same_shape_are_left_out(sizes: str, asked: list[int], is_same: bool) -> None:
+    """A Reshape whose input has the shape already goes, in a row too; one that may move numbers stays."""
+    steps = "a = Relu (x) b = Reshape (a, s) c = Reshape (b, s) y = Neg (c)"
+    text = f"g (float[{sizes}] x) => (y) {{ s = Constant <value_ints = {asked}> () {steps} }}"
+    operators = [node.op_type for node in loaded(build(text)).proto.graph.node]
+    assert operators.count("Reshape") == (0 if is_same else 1)
+
+
+def test_a_reshape_that_gives_an_output_stays() -> None:
+    """The name of an output is the user's, and a size of 0 is none to copy where the operator says so."""
+    loaded(
+        build(
+            "g (float[2,4] x) => (float[2,4] y) { s = Constant <value_ints = [2, 4]> () y = Reshape (x, s) }"
+        )
+    )
+    text = """g (float[0,4] x) => (float[0,4] y) {
+        s = Constant <value_ints = [0, 4]> () a = Reshape <allowzero = 1> (x, s) y = Neg (a) }"""
+    assert [node.op_type for node in load(build(text)).proto.graph.node] == ["Neg"]

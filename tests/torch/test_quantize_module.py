@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
+import onnxruntime
 import pytest
 from quantized_modules import prepared, recipe, roles
 
@@ -20,6 +22,7 @@ from onnxfq.errors import ModelError, RecipeError
 from onnxfq.targets.lower_fake_quantize import lift
 from onnxfq.targets.target import prepare_model
 from onnxfq.torch import (
+    calls,
     compute_encodings,
     export_torch,
     fake_quantize,
@@ -741,3 +744,51 @@ def test_training_with_learned_grids(learned):
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert all(p.grad is not None for n, p in model.named_parameters() if "norm" not in n)
+
+
+class Windows(nn.Module):
+    """Shifted windows with a table of parameters, views in a row, and parts that are stacked."""
+
+    def __init__(self):
+        """Make a projection and the table."""
+        super().__init__()
+        self.proj, self.table = nn.Linear(8, 8), nn.Parameter(torch.randn(9, 16))
+        self.register_buffer("places", torch.arange(16) % 9)
+
+    def forward(self, x):
+        """Return [N, 2, 16, 8] of [N, 4, 4, 8]."""
+        y = torch.roll(x, (-1, 1), (1, 2)).view(-1, 2, 2, 4, 8).view(-1, 16, 8)
+        y = self.proj(y).view(-1, 16, 8) + self.table[self.places][:, :8]
+        return torch.stack([y.sin(), y.roll(3, 1)], 1) * 2
+
+
+@pytest.mark.parametrize("name", ["tensorrt-int8", "onnxruntime-int8", "openvino-int8", "qnn-int8"])
+def test_calls_that_the_export_writes_out_or_joins(name):
+    """The export has the pairs of the ONNX road, where nodes are joined, folded or several for a call."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 4, 8)
+    float_model = onnxfq.load(export_torch(Windows().eval(), (x,)))
+    wanted = onnxfq.make_plan(
+        float_model, onnxfq.load_recipe(name).override(activations={"equalize": "none"})
+    )
+    constants = float_model.constants
+    model = Windows().eval()
+    quantize_module(model, name, example_inputs=x)
+    with torch.no_grad(), compute_encodings(model):
+        want = model(x)
+    exported = export_torch(model, (x,))
+    pairs = sum(node.op_type == "QuantizeLinear" for node in exported.graph.node)
+    assert pairs == sum(placement.tensor not in constants for placement in wanted.activations)
+    got = onnxruntime.InferenceSession(exported.SerializeToString()).run(None, {"x": x.numpy()})[0]
+    assert np.abs(got - model(x).detach().numpy()).max() < 0.1  # a step or two
+    remove_fake_quantize(model)
+    torch.testing.assert_close(model(x), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", [(3, 1), ((-1, 2), (0, 2)), (2, -1), (5,), (0, 1), ((-4,), (1,))], ids=str)
+def test_steps_of_calls_are_torch_s(given):
+    """What a call is written out as has torch's results."""
+    x = torch.arange(24.0).reshape(2, 4, 3)
+    assert torch.equal(calls.turn(x, *given), torch.roll(x, *given))
+    for dim in (0, 2, -1):
+        assert torch.equal(calls.pile([x, -x], dim), torch.stack([x, -x], dim))
