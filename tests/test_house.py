@@ -182,7 +182,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 1062,  # bounds on native libraries, children without the working folder; no room fell
     "targets": 6287,  # layers and times of engines as records; no room fell
     "tools": 1752,  # weights unlike the graph are noted; no room fell
-    "torch": 6239,  # attention and every call of a forward by one plan; no room fell
+    "torch": 6242,  # attention and every call of a forward by one plan; no room fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

@@ -247,13 +247,16 @@ class _Edges:
         Tensors in `folded` are made no more.
         """
         name, nearest = self.ends.get((node.output[0], slot), ("", ()))
-        places = nearest
-        while name and (name != node.input[slot] or (name in folded and not places)):
+        places, is_reached = nearest, False
+        while name:
+            is_reached |= name == node.input[slot]
+            if is_reached and (places or name not in folded):
+                return places
             # Of nodes of a kind in a row the last is left: what stood between them is inside.
             joined = self.makers.get(name) == node.op_type
             name, more = self.ends.get((name, 0), ("", ()))
             places = more if joined and more else places + more
-        return places if name else nearest if self.makers.get(node.output[0]) == node.op_type else ()
+        return nearest if self.makers.get(node.output[0]) == node.op_type else ()
 
     def find_norms(self) -> Iterator[tuple[str, str]]:
         """Yield each convolution and the BatchNorm that alone reads it, by their paths; each runs once."""
