@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 import torch
 from onnx.helper import make_node
-from onnxscript import optimizer
+from onnxscript import ir, optimizer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -154,13 +154,21 @@ def record_calls(
     edges = _take_out_marks(proto, record)
     record.norms = list(edges.find_norms())
     # Across marks the exporter has found no constants, and nothing to join.
-    proto = optimizer.optimize(proto)
+    joined = ir.serde.deserialize_model(proto)
+    optimizer.optimize_ir(joined, should_fold=_may_fold)
+    proto = ir.serde.serialize_model(joined)
     folded = edges.makers.keys() - {name for node in proto.graph.node for name in node.output}
     for node in proto.graph.node:
         for slot in range(len(node.input)):
             if places := edges.find(node, slot, folded):
                 record.places[Use(node.name, slot)] = places
     return record, load(proto)
+
+
+def _may_fold(node: Any) -> bool | None:
+    """Tell the exporter not to fold a parameter that is turned: a call reads it as the module holds it."""
+    turned = node.op_type == "Transpose" and node.inputs[0].producer() is None
+    return False if turned else None
 
 
 class _FixedCall(nn.Module):
@@ -250,13 +258,14 @@ class _Edges:
         places, is_reached = nearest, False
         while name:
             is_reached |= name == node.input[slot]
-            if is_reached and (places or name not in folded):
+            if is_reached and name not in folded:
                 return places
             # Of nodes of a kind in a row the last is left: what stood between them is inside.
             joined = self.makers.get(name) == node.op_type
             name, more = self.ends.get((name, 0), ("", ()))
             places = more if joined and more else places + more
-        return nearest if self.makers.get(node.output[0]) == node.op_type else ()
+        is_same = self.makers.get(node.output[0]) == node.op_type
+        return places if is_reached else nearest if is_same else ()
 
     def find_norms(self) -> Iterator[tuple[str, str]]:
         """Yield each convolution and the BatchNorm that alone reads it, by their paths; each runs once."""
