@@ -819,6 +819,16 @@ LATER = (
         )
         for kind, real in FED.items()
     ),
+    case(
+        "a quantizer of QONNX",
+        """g (float[4,64] x) => (float[4,32] y) {
+        [quant] d = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (x, s, low, bits)
+        [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz) [mm] y = MatMul (d, k) }""",
+        matmul_constants(low=f32(0), bits=f32(8)),
+        "refused qonnx quant",
+        "parser",
+        **{"qonnx.custom_op.general": 1},
+    ),
     *(
         case(
             f"uint8 numbers {what}",
