@@ -293,6 +293,7 @@ def test_json_of_the_stages(run: Run) -> None:
     run("plan model.onnx -o p.json")
     content = json.loads(run("observe model.onnx --plan p.json --data data.npz -o s.npz --json"))
     seen = Statistics.load("s.npz")
+    assert content.pop("reading") == {"data.npz": {"took": ["40 samples"], "left": []}}
     assert content == {"tensors": len(seen.tensors), "feeds": 40, "complete": True, "files": ["s.npz"]}
     np.savez("more.npz", **{name: array / 2 for name, array in np.load("data.npz").items()})
     run("observe model.onnx --plan p.json --data more.npz -o t.npz")
