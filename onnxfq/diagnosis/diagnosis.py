@@ -8,7 +8,7 @@ from typing import Any, Literal
 from onnxfq.diagnosis.reading.cause import Cause
 from onnxfq.documents.layers import TensorRow
 from onnxfq.documents.proof import Proof
-from onnxfq.support.records import Record
+from onnxfq.support.records import PrintedRecord
 from onnxfq.support.tables import table_lines
 
 LOW_DB = 20.0
@@ -18,7 +18,7 @@ NOTHING_READ = "nothing was looked at: all quantizers are of kinds that stay as 
 """Verdict of a file with quantizers that no cause is looked for in."""
 
 
-class Diagnosis(Record):
+class Diagnosis(PrintedRecord):
     """Result of `diagnose`.
 
     Attributes:

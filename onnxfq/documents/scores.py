@@ -12,7 +12,7 @@ from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
 from onnxfq.data.outputs import EqualCounts
 from onnxfq.documents.proof import Proof, name_figure
 from onnxfq.documents.timing import Timing
-from onnxfq.support.records import Count, Document, Record, Share
+from onnxfq.support.records import Count, Document, PrintedRecord, Record, Share
 from onnxfq.support.tables import table_lines
 
 FORMAT_KEY = "onnxfq.format/"
@@ -242,7 +242,7 @@ class CandidateScore(Record):
         return min((one.low_db for one in self.judging), default=math.inf)
 
 
-class Evaluation(Document):
+class Evaluation(PrintedRecord, Document):
     """Scores of all candidates on one data set (`.json`).
 
     Attributes:

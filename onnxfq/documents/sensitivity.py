@@ -13,7 +13,7 @@ from onnxfq.documents.override import Override
 from onnxfq.documents.recipe import Recipe
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.support.records import Amount, Count, Document, Record
+from onnxfq.support.records import Amount, Count, Document, PrintedRecord, Record
 from onnxfq.support.tables import table_lines
 
 _SHOWN = 12
@@ -122,7 +122,7 @@ class GroupRemedy(Record):
         return self.reached >= self.wanted
 
 
-class Sensitivity(Document):
+class Sensitivity(PrintedRecord, Document):
     """Noise of all groups of quantizers, the worst first (`.json`).
 
     With a metric, the groups with a drop larger than chance are first, by their drop; the others follow by

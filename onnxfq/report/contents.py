@@ -77,7 +77,6 @@ def read_result(path: str | Path) -> AnyResult:
             f"{path} holds no result: its format is {form!r:.60}, wanted is one of {', '.join(RECORDS)}; "
             "give what `quantize`, `evaluate` or `sensitivity` print with --json"
         )
-    content.pop("reading", None)  # commands add it as they print
     return parse(content, RECORDS[form], DataError, str(path))
 
 

@@ -15,7 +15,7 @@ from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.text import is_unseen
 from onnxfq.stages.cast import compare_half
 from onnxfq.stages.options import RunOptions
-from onnxfq.support.records import Count, Record
+from onnxfq.support.records import Count, PrintedRecord, Record
 from onnxfq.support.tables import table_lines
 from onnxfq.targets.target import BuildOptions, target_by_name
 from onnxfq.tools.check import check
@@ -67,7 +67,7 @@ class RecipeRow(Record):
         return [self.recipe, size, noise, self.quantized, low, time, "" if timed is None else timed.figure]
 
 
-class RecipeTable(Record):
+class RecipeTable(PrintedRecord):
     """All recipes of one model, and the float model (`.json`).
 
     Attributes:

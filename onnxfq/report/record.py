@@ -21,7 +21,7 @@ from onnxfq.report.layer_table import layer_table
 from onnxfq.report.text import list_lines
 from onnxfq.report.thumbnails import with_thumbnails
 from onnxfq.runtime.ort import onnxruntime
-from onnxfq.support.records import Amount, Count, Record
+from onnxfq.support.records import Amount, Count, PrintedRecord, Record
 from onnxfq.tools.build_written import BuildRecord
 from onnxfq.version import VERSION
 
@@ -63,7 +63,7 @@ class Origin(Record):
     encodings: str = ""
 
 
-class ResultRecord(Record):
+class ResultRecord(PrintedRecord):
     """Result of `quantize` without models, statistics and scales: other files hold these (`.json`).
 
     Attributes:

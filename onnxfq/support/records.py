@@ -67,6 +67,18 @@ class Record(pydantic.BaseModel, metaclass=_OneLine):
         return tuple(cls.model_fields)
 
 
+class PrintedRecord(Record):
+    """Record that a command prints as JSON, where the field `reading` (`support/readings.py`) is added."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _leave_reading(cls, given: Any) -> Any:
+        """Leave out what the command read, which no result holds."""
+        return (
+            {key: value for key, value in given.items() if key != "reading"} if type(given) is dict else given
+        )
+
+
 class Document(Record):
     """Record that has a JSON file."""
 

@@ -9,7 +9,7 @@ from typing import Literal
 from onnxfq.documents.engine_listing import EngineListing
 from onnxfq.documents.proof import CheckCoverage, Expected
 from onnxfq.support.plurals import name_first
-from onnxfq.support.records import Record
+from onnxfq.support.records import PrintedRecord, Record
 from onnxfq.support.tables import table_lines
 from onnxfq.targets.engine_figures import EngineComparison
 
@@ -73,7 +73,7 @@ class EngineNode(Record):
         return self.verdict == self.expects or (self.expects == "MXFP8" and self.verdict in _EIGHT_BITS)
 
 
-class CheckResult(Record):
+class CheckResult(PrintedRecord):
     """Findings of one model, worst first, and its coverage.
 
     Attributes:

@@ -23,7 +23,7 @@ from onnxfq.graph.signature import boundaries
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.quantized.input_ranges import InputRanges, constant_grids
 from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.support.records import Record
+from onnxfq.support.records import PrintedRecord, Record
 from onnxfq.support.tables import table_lines
 from onnxfq.tools.runtimes import runner
 
@@ -48,7 +48,7 @@ class TensorDifference(Record):
     steps: float | None = None
 
 
-class Comparison(Record):
+class Comparison(PrintedRecord):
     """All compared tensors in the order of computation.
 
     Attributes:

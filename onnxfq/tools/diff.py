@@ -17,7 +17,7 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.interchange.genai_folder import find_decoder
 from onnxfq.support.groups import group_pairs
-from onnxfq.support.records import Record
+from onnxfq.support.records import PrintedRecord, Record
 from onnxfq.support.tables import table_lines
 from onnxfq.tools.inspect import Inspection, QuantizedTensor, inspect_model
 
@@ -43,7 +43,7 @@ class Difference(Record):
     second: str
 
 
-class Differences(Record):
+class Differences(PrintedRecord):
     """All differences between two models; `equal` if there are none."""
 
     first: str

@@ -27,7 +27,7 @@ from onnxfq.graph.signature import output_names
 from onnxfq.interchange.genai_folder import find_decoder
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.quantized.forms import as_pairs
-from onnxfq.support.records import Record
+from onnxfq.support.records import PrintedRecord, Record
 from onnxfq.support.tables import table_lines
 
 
@@ -43,7 +43,7 @@ class QuantizedTensor(Record):
     zero_points: str
 
 
-class Inspection(Record):
+class Inspection(PrintedRecord):
     """Summary of a model file.
 
     Attributes:

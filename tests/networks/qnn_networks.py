@@ -78,13 +78,13 @@ def depthwise() -> onnx.ModelProto:
 def mlp() -> onnx.ModelProto:
     """Gemms with Relus, the last behind a Reshape and in front of an output that is read too."""
     return build(
-        """g (float[4,16] x) => (float[4,8] l, float[4,8] y) {
+        """g (float[4,16] x) => (float[8,8] l, float[8,8] y) {
             [f0] a = Gemm (x, w0, b0) [r0] r = Relu (a) [f1] c = Gemm (r, w1, b1)
             [move] d = Reshape (c, shape) [r1] e = Relu (d) [f2] l = Gemm (e, w2)
             [soft] y = Softmax <axis = -1> (l) }""",
         {
             "w0": weights(16, 16), "b0": weights(16), "w1": weights(16, 16, seed=1),
-            "b1": weights(16, seed=1), "shape": np.array([4, 16]), "w2": weights(16, 8),
+            "b1": weights(16, seed=1), "shape": np.array([8, 8]), "w2": weights(8, 8),
         },
     )  # fmt: skip
 

@@ -93,7 +93,7 @@ def test_engines_have_fewer_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 def test_each_convolution_has_a_kernel_more(tmp_path: Path) -> None:
-    """One that activates and quantizes its result; where this fails, such kernels count no more."""
+    """Where a convolution reads its result, one activates and quantizes it; without these none would count."""
     layers = "".join(
         f"[c{i}] a{i} = Conv <pads = [1,1,1,1]> (r{i}, w) r{i + 1} = Relu (a{i}) " for i in range(4)
     )
@@ -104,4 +104,4 @@ def test_each_convolution_has_a_kernel_more(tmp_path: Path) -> None:
     low = unmeasured(proto, FP8, "fp16")
     built = build_all(tmp_path, {"low": low, "half": without_pairs(read(low, EXTRA))})
     count = {name: len(parse_layers(reports.popitem()[1].layers)) for name, reports in built.items()}
-    assert count["low"] >= count["half"] + 4, count
+    assert count["low"] >= count["half"] + 3, count

@@ -388,7 +388,7 @@ def test_lines_end_with_a_line_feed_alone(tmp_path: Path, caplog: pytest.LogCapt
     lines = [json.dumps(text, ensure_ascii=False) for text in texts]
     (tmp_path / "t.jsonl").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     assert list(read_texts(tmp_path / "t.jsonl")) == texts
-    assert "2 texts are read; 1 are empty" in caplog.text
+    assert "2 text(s) are read; 1 are empty" in caplog.text
     (tmp_path / "t.jsonl").write_text('"a \\ud800 b"')
     with pytest.raises(OnnxfqError, match="line 1 is not JSON .*surrogates"):
         list(read_texts(tmp_path / "t.jsonl"))

@@ -23,7 +23,7 @@ BEHIND = {
     "alone": "d = Concat <axis = 1> (x, z)",
     "Relu": "c = Concat <axis = 1> (x, z) d = Relu (c)",
     "Add": "c = Concat <axis = 1> (x, z) d = Add (c, half)",
-    "Reshape": "c = Concat <axis = 1> (x, z) d = Reshape (c, same)",
+    "Reshape": "c = Concat <axis = 1> (x, z) d = Reshape (c, shape)",
     "Sigmoid": "c = Concat <axis = 1> (x, z) d = Sigmoid (c)",
 }
 READERS = {
@@ -50,7 +50,7 @@ def test_no_signed_grid_behind_a_concat(behind: str) -> None:
     """Also where a recipe wants int8; a signed grid still gives other numbers, unless the pair stays."""
     text = f"g (float[1,4,6,6] x, float[1,4,6,6] z) => (y) {{ {BEHIND[behind]} y = Conv (d, w, b) }}"
     constants = {"w": weights(8, 8, 1, 1), "b": weights(8), "half": np.full((1, 8, 1, 1), 0.5, np.float32)}
-    proto = build(text, constants | {"same": np.asarray([1, 8, 6, 6])})
+    proto = build(text, constants | {"shape": np.asarray([1, 8, 36, 1])})
     feeds = [feed_for(proto, seed) for seed in range(4)]
     result = onnxfq.quantize(proto, feeds, recipe=SIGNED, accuracy=OFF)
     folded = behind != "Sigmoid"
