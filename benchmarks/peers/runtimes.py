@@ -143,7 +143,7 @@ def main() -> None:
         release = target_by_name(target).release()
         text = f"{release}; products by its word, and dB of the worst output on samples that no tool saw."
         table = markdown_table(["network", "products", *heads], rows)
-        write_section(given.out, "Beside the quantizers of the runtimes", target, f"{text}\n\n{table}")
+        write_section(given.out, "onnxfq next to the quantizers of runtimes", target, f"{text}\n\n{table}")
 
 
 if __name__ == "__main__":

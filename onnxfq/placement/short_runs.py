@@ -6,10 +6,10 @@ Layers of engines of TensorRT for RTX 1.7.1, in float8 with small and depthwise 
 with short runs, then without, then all in half: ten blocks of MobileNetV2 65, 40 and 35; three dense blocks
 of ESRGAN with 16 channels a step 50, 36 and 34.
 
-The kernel of an entry also counts as bytes, `Recipe.entry_bytes`. The kernel that activates and quantizes the
-result of a quantized convolution counts the same: engines of TensorRT for RTX have one for each whose result
-another reads, and the last of a run is not told apart. Engines of the eight networks of the tests whose plans depend on that number have 345 kernels that move 44.2 MB if it is
-0, and 324 that move 43.9 MB with 64 kB, its default; with four times as many 319 move 44.0 MB. No time was
+The kernel of an entry also counts as bytes, `Recipe.entry_bytes`. One that quantizes the result
+of a convolution for the next counts the same, and the last of a run has one too. Engines of TensorRT for RTX
+of the eight networks of the tests whose plans depend on that number have 345 kernels that move 44.2 MB if it
+is 0, and 324 that move 43.9 MB with 64 kB, its default; with four times as many 319 move 44.0 MB. No time was
 measured.
 """
 

@@ -93,7 +93,7 @@ def test_engines_have_fewer_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 def test_each_convolution_has_a_kernel_more(tmp_path: Path) -> None:
-    """Where a convolution reads its result, one activates and quantizes it; without these none would count."""
+    """It quantizes the result for the next convolution; if this fails, none counts."""
     layers = "".join(
         f"[c{i}] a{i} = Conv <pads = [1,1,1,1]> (r{i}, w) r{i + 1} = Relu (a{i}) " for i in range(4)
     )

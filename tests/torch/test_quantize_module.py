@@ -764,7 +764,7 @@ class Windows(nn.Module):
 
 @pytest.mark.parametrize("name", ["tensorrt-int8", "onnxruntime-int8", "openvino-int8", "qnn-int8"])
 def test_calls_that_the_export_writes_out_or_joins(name):
-    """The export has the pairs of the ONNX road, where nodes are joined, folded or several for a call."""
+    """The export has the pairs of the ONNX road for joined and folded nodes, and for calls of several."""
     torch.manual_seed(0)
     x = torch.randn(2, 4, 4, 8)
     float_model = onnxfq.load(export_torch(Windows().eval(), (x,)))
@@ -787,7 +787,7 @@ def test_calls_that_the_export_writes_out_or_joins(name):
 
 @pytest.mark.parametrize("given", [(3, 1), ((-1, 2), (0, 2)), (2, -1), (5,), (0, 1), ((-4,), (1,))], ids=str)
 def test_steps_of_calls_are_torch_s(given):
-    """What a call is written out as has torch's results."""
+    """The steps give the results of the call."""
     x = torch.arange(24.0).reshape(2, 4, 3)
     assert torch.equal(calls.turn(x, *given), torch.roll(x, *given))
     for dim in (0, 2, -1):

@@ -25,7 +25,7 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, make_finding
 
 LEAST = float(np.finfo(np.float32).tiny)
-_FOLDED = ("Relu", "Identity", "Reshape", "Add", "Sub", "Mul", "Div", "Max", "Min", "BatchNormalization")
+_FOLDED = ("Relu", "Identity", "Add", "Sub", "Mul", "Div", "Max", "Min", "BatchNormalization")
 """Operators that OpenVINO folds into a pair behind them, if all other inputs are constants."""
 
 
