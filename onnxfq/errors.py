@@ -76,12 +76,22 @@ class DeviceMemoryError(OnnxfqError, RuntimeError):
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """Return `; nearest: a, b` for the known names most like `name`, or all known names if they are few.
 
+    A name is like another that it begins or ends, or that has its letters but for one: two from six on.
     The text ends an error message about an unknown name. It is empty if no name is known.
     """
     import difflib  # slow, and for misspelled names alone
 
+    def is_like(other: str) -> bool:
+        if len(name) > 3 and (other.startswith(name) or other.endswith(name)):
+            return True
+        if sorted(name) == sorted(other):
+            return True
+        steps = difflib.SequenceMatcher(None, name.lower(), other.lower(), False).get_opcodes()
+        apart = sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in steps if kind != "equal")
+        return apart <= max(1, min(2, len(name) // 3))
+
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(name, filter(is_like, names), n=count, cutoff=0.0)
     if close:
         return "; nearest: " + ", ".join(close)
     if names and len(names) <= 8:

@@ -48,7 +48,7 @@ def import_function(text: str, option: str) -> Any:
             sys.path.remove(here)
             sys.path.append(here)
     if not hasattr(module, name):
-        known = [known for known in vars(module) if not known.startswith("_")]
+        known = [key for key, value in vars(module).items() if callable(value) and key[:1] != "_"]
         raise DataError(
             f"module {module_name!r} has no {name!r}{nearest(name, known) or '; name a function of it'}"
         )

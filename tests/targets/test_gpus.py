@@ -63,6 +63,19 @@ def test_every_cell_has_a_source_or_is_unknown(name: str) -> None:
         ("SM120", 120),
         ("sm_100", 100),
         ("75", 75),
+        ("T4", 75),
+        ("Tesla T4", 75),
+        ("A10G", 86),
+        ("A100 80GB PCIe", 80),
+        ("NVIDIA GeForce RTX 2080 Ti", 75),
+        ("rtx3090", 86),
+        ("rtx4070-super", 89),
+        ("RTX 5090", 120),
+        ("l40s", 89),
+        ("H200", 90),
+        ("GB200", 100),
+        ("Jetson Orin Nano", 87),
+        ("RTX 6000 Ada", 89),
     ],
 )
 def test_names_and_numbers(text: str, capability: int) -> None:
@@ -78,6 +91,23 @@ def test_unknown_gpus(text: str) -> None:
         read_gpu(text)
     with pytest.raises(DataError):
         QuantizeOptions(gpus=("l4", text))
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("rtx60", ""), ("h1000", ""), ("oirn", "orin"), ("thro", "thor"), ("l40x", "l40, l40s")],
+)
+def test_hints_keep_the_number(text: str, hint: str) -> None:
+    """A hint has the number of what was given: no other GPU is offered in its place."""
+    with pytest.raises(DataError, match=rf"or orin{f'; nearest: {hint}' if hint else ''}$"):
+        read_gpu(text)
+
+
+@pytest.mark.parametrize("text", ["V100", "Tesla P100", "xavier", "agx-xavier", "GTX 1080 Ti", "SM70", "6.1"])
+def test_old_gpus_are_refused(text: str) -> None:
+    """TensorRT 10 has no kernels for them; the line says so, without a newer GPU in their place."""
+    with pytest.raises(DataError, match=r"is older than SM75, where .* begins; quantize for another runtime"):
+        read_gpu(text)
 
 
 @pytest.mark.grid

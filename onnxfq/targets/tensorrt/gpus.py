@@ -28,18 +28,43 @@ LEAST_CAPABILITY: dict[str, int] = {
 BUILT = frozenset({75, 80, 86, 89, 120, 121})
 """Compute capabilities that TensorRT for RTX has kernels for."""
 
-CAPABILITIES: dict[str, int] = {
-    "orin": 87,
-    "l4": 89,
-    "a100": 80,
-    "h100": 90,
-    "rtx40": 89,
-    "rtx50": 120,
-    "b200": 100,
-    "thor": 110,
-    "dla": 0,
+_NAMES = {
+    75: "t4 rtx20",
+    80: "a100 a30",
+    86: "a10 a10g a2 a16 a40 rtx30 rtxa2000 rtxa4000 rtxa5000 rtxa6000",
+    87: "orin agxorin orinagx orinnx orinnano",
+    89: "l4 l40 l40s rtx40 rtx2000ada rtx4000ada rtx5000ada rtx6000ada",
+    90: "h100 h200 gh200",
+    100: "b200 gb200",
+    103: "b300 gb300",
+    110: "thor agxthor",
+    120: "rtx50 rtxpro4000 rtxpro5000 rtxpro6000",
+    121: "gb10 dgxspark",
 }
-"""Compute capability of the GPUs with a name; DLA, an accelerator next to the GPU of Orin, has none."""
+CAPABILITIES = {name: number for number, names in _NAMES.items() for name in names.split()} | {"dla": 0}
+"""Compute capability of the GPUs with a name, by NVIDIA's list "CUDA GPU Compute Capability".
+
+DLA, an accelerator next to the GPU of Orin, has none.
+"""
+
+OLDEST = 75
+"""Least compute capability of the support matrices of TensorRT 10 and 11."""
+
+_OLD = {
+    "k80": 37,
+    "m60": 52,
+    "p4": 61,
+    "p40": 61,
+    "p100": 60,
+    "gtx10": 61,
+    "v100": 70,
+    "titanv": 70,
+    "xavier": 72,
+}
+_DIGITS = re.compile(r"\d+")
+_MAKERS = re.compile(r"nvidia|geforce|tesla|jetson|\d+ ?gb|sxm\d?|pcie|[^a-z0-9.]")
+_CARDS = re.compile(r"((?:rtx|gtx)\d0)[5-9]0(?:d|m|ti|super|tisuper|laptop)?")
+"""Cards of one family, such as rtx4090 and rtx3080ti."""
 
 FORMATS = {
     "int8": "int8",
@@ -95,20 +120,35 @@ _NUMBER = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)", re.IGNORECASE)
 
 
 def read_gpu(text: str) -> NamedGpu:
-    """Return the GPU of a name or of a compute capability: l4, 8.9, 89, SM89 and sm_89.
+    """Return the GPU of a name or of a compute capability: l4, RTX 4090, 8.9, 89, SM89 and sm_89.
 
-    Raises DataError for other text, with the names.
+    Raises DataError for other text, with the names of the same number that are near, and for GPUs that
+    TensorRT 10 has no kernels for.
     """
-    known = CAPABILITIES.get(text.lower())
-    if known is not None:
-        return NamedGpu(text.lower(), known)
+    name = _MAKERS.sub("", text.lower())
+    card = _CARDS.fullmatch(name)
+    family = name if card is None else card[1]
+    capability = CAPABILITIES.get(family, _OLD.get(family.removeprefix("agx")))
+    if capability is not None:
+        return _refuse_old(NamedGpu(name, capability))
     match = _NUMBER.fullmatch(text)
     if match is None:
-        hint = nearest(text.lower(), CAPABILITIES) or f"; known: {', '.join(CAPABILITIES)}"
+        digits = _DIGITS.findall(name)
+        alike = [known for known in CAPABILITIES if _DIGITS.findall(known) == digits]
         raise DataError(
-            f"gpu is {text!r:.40}; give its compute capability, such as 8.9 or SM89, or a name{hint}"
+            f"gpu is {text!r:.40}; give its compute capability, such as 8.9 or SM89, or a name such as t4, "
+            f"a10g, l40s, h100, rtx4090 or orin{nearest(name, alike) if alike else ''}"
         )
-    return NamedGpu(f"SM{match[1]}{match[2]}", int(match[1] + match[2]))
+    return _refuse_old(NamedGpu(f"SM{match[1]}{match[2]}", int(match[1] + match[2])))
+
+
+def _refuse_old(gpu: NamedGpu) -> NamedGpu:
+    if gpu.is_dla or gpu.capability >= OLDEST:
+        return gpu
+    raise DataError(
+        f"gpu {gpu} is older than SM{OLDEST}, where {MATRIX} begins; quantize for another runtime, such as "
+        "--recipe onnxruntime-int8"
+    )
 
 
 def find_cell(key: str, gpu: NamedGpu) -> Cell:
