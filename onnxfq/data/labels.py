@@ -110,6 +110,10 @@ def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataErro
     )
 
 
+_MANY = 10
+"""Rows from which it is no chance that none is right."""
+
+
 @dataclass
 class RightClasses:
     """Numbers of rows whose class is the label, and of those where it would be with labels shifted by one.
@@ -145,7 +149,7 @@ class RightClasses:
         return (int(self.labels.min()), int(self.labels.max())) if numbers else None
 
     def notes(self) -> list[str]:
-        """Return a line if most rows are right with other labels: they count from another number."""
+        """Return a line if none is right, or most are with labels that count from another number."""
         for shift, right in self.shifted.items():
             if right > self.rows / 2 and right > 2 * self.right:
                 what = "1 less" if shift < 0 else "1 more"
@@ -153,7 +157,9 @@ class RightClasses:
                     f"{self.right / self.rows:.1%} of the labels are right, and {right / self.rows:.1%} with "
                     f"{what}: labels and model seem to count classes from different numbers"
                 ]
-        return []
+        if self.right or self.rows < _MANY:
+            return []
+        return [f"none of {self.rows} labels is right: they may belong to other data, or be in another order"]
 
 
 def _read_folder(folder: Path) -> NDArray[np.int64]:

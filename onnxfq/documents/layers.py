@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.documents.plan import Role
-from onnxfq.support.records import Amount, Count, Record
+from onnxfq.support.records import Amount, Count, Record, Share
 
 Range = tuple[float, float]
 
@@ -125,8 +125,8 @@ class LayerRow(Record):
         tensors: the quantized tensors that it reads, then its activations in float.
         input_db: SQNR of its inputs in the running model, before their own rounding; the lowest of them.
         output_db: SQNR of its output in the running model.
-        added_db: SQNR of its output if only the noise between inputs and output were there.
         alone_db: SQNR of the outputs of the model with only its group of layers quantized.
+        noise_share: its group's share of the noise of all groups, each alone.
         rest_db: the same with all groups but this one quantized.
         multiplies: share of the multiply-adds of the model, 0 to 1.
         ran: precision in an engine that was built, as `EngineNode` has it; empty if none is known.
@@ -143,17 +143,12 @@ class LayerRow(Record):
     tensors: tuple[str, ...] = ()
     input_db: float | None = None
     output_db: float | None = None
-    added_db: float | None = None
     alone_db: float | None = None
+    noise_share: Share | None = None
     rest_db: float | None = None
     multiplies: Amount | None = None
     ran: str = ""
     engine_ms: Amount | None = None
-
-    @property
-    def impact_db(self) -> float | None:
-        """Cost of the layer in dB: at the outputs if that was measured, else at its own output."""
-        return self.added_db if self.alone_db is None else self.alone_db
 
 
 class GraphNode(Record):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.promise import Promised
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.support.records import Amount, Record
 from onnxfq.support.tables import table_lines
@@ -29,6 +30,7 @@ class Trial(Record):
         evidence: the measurement that chose it, if there is one to look up.
         seconds: that it took.
         price: its cost at run time in words, of a remedy without evidence that has one.
+        promised: the answer to a promise, of the trial that keeps it.
     """
 
     remedy: str
@@ -42,6 +44,7 @@ class Trial(Record):
     evidence: Sensitivity | Equalization | None = None
     seconds: Amount = 0.0
     price: str = ""
+    promised: Promised | None = None
 
     @property
     def result(self) -> str:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from onnxfq.choices import REPAIR_AUTO, REPAIR_DB, THOROUGH, RepairWord
 from onnxfq.data import Feed
 from onnxfq.data.labels import Labels
+from onnxfq.documents.promise import Promised
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
 from onnxfq.errors import DataError, ModelError
 from onnxfq.execution.toggled_segments import State
@@ -121,10 +122,11 @@ class AccuracyTarget:
 
 
 class PromiseProof(NamedTuple):
-    """The lower end of an interval, which decides about a promise, and the figure with it as text."""
+    """Lower end of an interval, which decides about a promise, its figure as text, and the answer."""
 
     value: float
     text: str
+    answer: Promised | None = None
 
 
 class SqnrAim:
@@ -199,13 +201,32 @@ class MetricAim:
         task = self._task
         if not task.is_top1:
             rise = sum(self._rise(board, state, half) for half in halves) / len(halves)
-            return PromiseProof(rise, f"{rise:.4g} (no interval)")
-        worse, better, rows = map(
+            before = sum(self._float[half] for half in halves) / len(halves)
+            count = sum(map(task.count_samples, halves))
+            return PromiseProof(rise, f"{rise:.4g} (no interval)", self._answer(before, rise, None, count))
+        worse, better, rows, right = map(
             sum, zip(*(task.compare_rows(board, state, h) for h in halves), strict=True)
         )
         rise, low = (100 * points / max(rows, 1) for points in (better - worse, -largest_drop(worse, better)))
         kept = self.wanted if abs(low - self.wanted) < 100 * _ROUNDING else low
-        return PromiseProof(kept, f"{rise:.4g} (no less than {low:.4g})")
+        ends = (-100 * largest_drop(better, worse) / max(rows, 1) + 0.0, -low + 0.0)
+        answer = self._answer(100 * right / max(rows, 1), rise, ends, rows)
+        return PromiseProof(kept, f"{rise:.4g} (no less than {low:.4g})", answer)
+
+    def _answer(self, before: float, rise: float, ends: tuple[float, float] | None, count: int) -> Promised:
+        """Return the answer: the float model has `before`, and the drop from there has these ends."""
+        name = "top-1" if self._task.is_top1 else self._task.name.removeprefix("metric ")
+        sign = -1.0 if name.startswith("-") else 1.0  # the metric counts errors
+        return Promised(
+            measure=name.removeprefix("-"),
+            unit="%" if self._task.is_top1 else "",
+            allowed=-self.wanted,
+            value=sign * (before + rise),
+            reference=sign * before,
+            lost=-rise + 0.0,
+            interval=ends,
+            samples=count,
+        )
 
     def _rise(self, board: Runs, state: State, half: int) -> float:
         before = self._float[half]

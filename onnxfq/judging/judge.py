@@ -17,6 +17,7 @@ from onnxfq.choices import REPAIR_DB, THOROUGH
 from onnxfq.data import Feed
 from onnxfq.data.stream import count_runs
 from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.promise import Promised
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import CandidateScore, Evaluation, name_interval
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS, Sensitivity
@@ -141,12 +142,14 @@ class Refusal(NamedTuple):
         details: what was measured, a line each.
         evidence: the measurement, if there is one to look up.
         is_needed: whether anything has to be done.
+        answer: to a promise that is kept without it.
     """
 
     why: str
     details: Sequence[str] = ()
     evidence: Sensitivity | Equalization | None = None
     is_needed: bool = True
+    answer: Promised | None = None
 
 
 class Proposal(NamedTuple):
@@ -160,6 +163,7 @@ class Proposal(NamedTuple):
         others: candidates of the same kind that were found too, the best first: one takes the place of this
             one if that is not proven.
         is_sure: whether it learnt from those samples alone that choose: in folds, all others can prove it.
+        answer: to a promise that it keeps.
     """
 
     candidate: Candidate
@@ -168,6 +172,7 @@ class Proposal(NamedTuple):
     price: str = ""
     others: Sequence[Proposal] = ()
     is_sure: bool = False
+    answer: Promised | None = None
 
 
 @dataclass(frozen=True)
@@ -422,6 +427,21 @@ class Judge:
         """Tell whether the folds are reported: of few samples, and where they promise more."""
         return self.folds is not None and (self.folds.is_few or folded.low_db > seen.low_db)
 
+    def answer(self, trial: Trial, evaluation: Evaluation) -> Trial:
+        """Return the trial of a promised SQNR with the figure that the summary prints."""
+        worst, aim = evaluation.worst, None if self.accuracy is None else self.accuracy.min_sqnr
+        if trial.remedy != PROMISED or worst is None or aim is None:
+            return trial
+        answer = Promised(
+            measure="SQNR",
+            unit=" dB",
+            allowed=aim,
+            value=round(worst.sqnr_db, 1),  # as the summary has it
+            interval=worst.interval and (round(worst.interval[0], 1), round(worst.interval[1], 1)),
+            samples=evaluation.feeds,
+        )
+        return trial.model_copy(update={"promised": answer})
+
     def with_folds(self, candidate: Candidate, evaluation: Evaluation) -> Evaluation:
         """Return the scores for the report of `candidate`: in folds of few samples, or of a promise."""
         if self.folds is None or not (self.folds.is_few or self.is_promised):
@@ -515,7 +535,13 @@ def _conclude(
     name: str, candidate: Candidate, verdict: Proposal | Refusal, **figures: Any
 ) -> tuple[Candidate, Trial]:
     """Return what is left of `candidate` after a verdict, and the trial."""
-    trial = Trial(remedy=name, details=tuple(verdict.details), evidence=verdict.evidence, **figures)
+    trial = Trial(
+        remedy=name,
+        details=tuple(verdict.details),
+        evidence=verdict.evidence,
+        promised=verdict.answer,
+        **figures,
+    )
     if isinstance(verdict, Proposal):
         return verdict.candidate, trial.model_copy(update={"is_kept": True, "price": verdict.price})
     return candidate, trial.model_copy(update={"why": verdict.why, "is_needed": verdict.is_needed})

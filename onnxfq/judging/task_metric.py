@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,14 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed, Feeds
 from onnxfq.data.digest import sample_digests
 from onnxfq.data.inputs import read_only, samples
-from onnxfq.data.labels import Labels, count_right, predict_classes, read_labels, refuse_label_count
+from onnxfq.data.labels import (
+    Labels,
+    RightClasses,
+    count_right,
+    predict_classes,
+    read_labels,
+    refuse_label_count,
+)
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.layers.quantizer_toggles import QuantizerToggles
@@ -23,6 +31,8 @@ from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.support.user_code import faults_of
 
 Outputs = Mapping[str, NDArray[Any]]
+
+log = logging.getLogger(__name__)
 
 
 class Runs(Protocol):
@@ -83,7 +93,7 @@ class TaskMetric:
         Neither the order of the data nor its batches move a sample to the other half.
         """
         digests: list[int] = []
-        board, labels, inputs = self._board, self._labels, self._feeds.inputs
+        labels, inputs = self._labels, self._feeds.inputs
 
         def read() -> Iterator[Feed]:
             for feed in self._feeds:
@@ -96,17 +106,38 @@ class TaskMetric:
                 pass
             order = sorted(range(len(digests)), key=digests.__getitem__)
         else:
-            first = board.results[0]
-            rows = [predict_classes(made[first], first).size for made in board.run(read(), board.nothing)]
-            ends = np.cumsum([0, *rows]).tolist()
-            if ends[-1] > labels.size or (ends[-1] < labels.size and not self._limited):
-                raise refuse_label_count(labels, str(ends[-1]), first)
-            places = [slice(low, high) for low, high in pairwise(ends)]
+            rows = self._count_rows(labels, read()) if self.is_top1 else self._share_labels(labels, read())
+            places = [slice(low, high) for low, high in pairwise(np.cumsum([0, *rows]).tolist())]
             order = sorted(range(len(digests)), key=lambda at: (digests[at], labels[places[at]].tobytes()))
         halves = [0] * len(order)
         for place, number in enumerate(order):
             halves[number] = place % 2
         return _Parts(halves, places)
+
+    def _count_rows(self, labels: NDArray[Any], feeds: Iterable[Feed]) -> list[int]:
+        """Return the labelled rows of each sample, those of the first output, and log what is odd in them."""
+        board = self._board
+        classes = RightClasses(labels, board.results[0])
+        rows = [classes.add(made[classes.output]).size for made in board.run(feeds, board.nothing)]
+        if classes.rows < labels.size and not self._limited:
+            raise refuse_label_count(labels, str(classes.rows), classes.output)
+        for note in classes.notes():
+            log.warning(note)
+        return rows
+
+    def _share_labels(self, labels: NDArray[Any], feeds: Iterable[Feed]) -> list[int]:
+        """Return how many labels each sample has: equally many, whatever rows outputs have."""
+        count = sum(1 for _ in feeds)
+        each = 1 if self._limited and len(labels) >= count else len(labels) // max(count, 1)
+        if not self._limited and each * count != len(labels):
+            raise DataError(
+                f"{len(labels)} labels for {count} samples; give one label, or equally many, for each"
+            )
+        return [each] * count
+
+    def count_samples(self, half: int) -> int:
+        """Return the number of samples of one half."""
+        return self._parts.halves.count(half)
 
     def measure_float(self, half: int) -> float:
         """Return the value of the float model on one half of the data, 0 or 1, which is measured once."""
@@ -124,12 +155,12 @@ class TaskMetric:
             value = self._metric(map(read_only, board.run(part, state)), truth)
             return read_value(value, self.name)
 
-    def compare_rows(self, board: Runs, state: State, half: int) -> tuple[int, int, int]:
-        """Return the rows of a half that only the float model has right, that only `state` has, and all."""
+    def compare_rows(self, board: Runs, state: State, half: int) -> tuple[int, int, int, int]:
+        """Return the rows of a half: right in float alone, in `state` alone, all, right in float."""
         if half not in self._right:
             self._right[half] = self._find_right(self._board, self._board.nothing, half)
         before, after = self._right[half], self._find_right(board, state, half)
-        return int((before & ~after).sum()), int((after & ~before).sum()), before.size
+        return int((before & ~after).sum()), int((after & ~before).sum()), before.size, int(before.sum())
 
     def _find_right(self, board: Runs, state: State, half: int) -> NDArray[np.bool_]:
         """Return which labelled rows of one half have the largest element at the label."""

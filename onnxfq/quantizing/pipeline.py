@@ -178,7 +178,7 @@ def _join_result(
         scratch=session.scratch,
         matched=candidate.planned.matched,
         seconds=clock.seconds,
-        trials=trials,
+        trials=tuple(judge.answer(trial, forms.evaluation) for trial in trials),
         candidate=candidate,
         samples=tuple(session.kept[:CHANNEL_FEEDS]),
     )

@@ -8,6 +8,7 @@ from onnxfq.choices import RANKING_FEEDS
 from onnxfq.data.stream import StreamSamples, count_runs
 from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
+from onnxfq.documents.promise import Promised
 from onnxfq.documents.scores import LASTING
 from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
 from onnxfq.errors import RecipeError
@@ -207,14 +208,15 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     if isinstance(aim, SqnrAim) and chosen < best.value:
         best = PromiseProof(chosen, f"{chosen:.4g} on the samples that choose,")
     if best.value >= aim.wanted:
-        return Refusal(f"{best.text} {aim.measure} without it", is_needed=False)
+        return Refusal(f"{best.text} {aim.measure} without it", is_needed=False, answer=best.answer)
     for wider in () if explain_fixed_formats(candidate, judge) else list_wider(candidate, judge):
         proof = _prove(aim, judge, wider.candidate, None, open_in_runtime(wider.candidate, judge))
         if proof.value >= aim.wanted:
             return wider._replace(
-                details=[f"{wider.details[0]}: {proven.text} -> {proof.text} {aim.measure}"]
+                details=[f"{wider.details[0]}: {proven.text} -> {proof.text} {aim.measure}"],
+                answer=proof.answer,
             )
-        best = max(best, proof)
+        best = max(best, proof, key=lambda one: one.value)
     if target.fallback == target_by_name(candidate.recipe.target).wide:
         raise RecipeError(
             f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best.text} was "
@@ -247,8 +249,8 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         if proof.value >= wanted:
             changes = {"wanted": wanted, "before": proven.value, "reached": proof.value}
             choice = ranking.model_copy(update={"remedy": remedy.model_copy(update=changes)})
-            return Proposal(made, choice.remedy_lines(), choice)
-        best = max(best, proof)
+            return Proposal(made, choice.remedy_lines(), choice, answer=proof.answer)
+        best = max(best, proof, key=lambda one: one.value)
         if count == most:
             break
         lead = known[count] - proof.value
@@ -355,7 +357,8 @@ def _widen_weights(
         weight_bits=used / total,
     )
     choice = ranking.model_copy(update={"remedy": remedy})
-    return Proposal(made, choice.remedy_lines(), choice)
+    answer = Promised(measure="bits of a weight", allowed=limit, value=used / total, samples=0)
+    return Proposal(made, choice.remedy_lines(), choice, answer=answer)
 
 
 def _weight_sizes(model: Model, plan: Plan) -> dict[str, tuple[int, int]]:

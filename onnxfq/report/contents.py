@@ -26,6 +26,7 @@ from onnxfq.report.recipe_table import RecipeTable
 from onnxfq.report.record import ResultRecord
 from onnxfq.report.text import advice_lines, proof_lines
 from onnxfq.report.tiles import Tile, make_tile, score_tiles, time_tiles
+from onnxfq.report.verdict import verdict
 from onnxfq.support.plurals import agree_numbers
 from onnxfq.support.records import parse, read_content
 from onnxfq.targets.recipes import find_wider
@@ -133,6 +134,8 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         + (f"observed over {origin.feeds} runs" if origin.feeds else "no activation observed"),
         tiles=tiles,
         notes=[
+            ("verdict", [verdict(evaluation, result.trials, find_wider(result.recipe), table.layers)]),
+            *[("promised", [str(one.promised)]) for one in result.trials if one.promised is not None],
             *([("engine", result.engine.lines())] if result.engine is not None else []),
             *_words(proof_lines(evaluation)),
             *_advice(result),
@@ -184,7 +187,7 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
 def _ranked(label: str, found: Sensitivity) -> Content:
     kept = set(found.remedy.kept) if found.remedy is not None else set()
     members = [(place, group, node) for place, group in enumerate(found.groups) for node in group.nodes]
-    shown = found.sqnr_db
+    shown, total = found.sqnr_db, sum(group.noise for group in found.groups)
     return Content(
         label=label,
         subtitle=f"recipe {found.recipe}, {found.samples} samples, measured at {', '.join(found.outputs)}",
@@ -205,6 +208,7 @@ def _ranked(label: str, found: Sensitivity) -> Content:
                 quantized=place not in kept,
                 why="the remedy leaves it in float" if place in kept else "",
                 alone_db=group.alone_db,
+                noise_share=group.noise / total if total else None,
                 rest_db=group.rest_db,
                 multiplies=group.multiplies,
             )

@@ -10,15 +10,18 @@ from pathlib import Path
 from onnxfq.calibration.calibrators.best_error import KEPT_DB
 from onnxfq.choices import FLOAT, RANKING_FEEDS
 from onnxfq.documents.layers import GraphNode, LayerRow, LayerTable, TensorRow
+from onnxfq.documents.sensitivity import GroupNoise
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_notes import module_paths
 from onnxfq.layers.layer_costs import measure_costs
 from onnxfq.layers.noise_profile import measure_noise
+from onnxfq.layers.quantizer_toggles import first_feeds
 from onnxfq.numerics.float_types import FLOAT_CODES
-from onnxfq.numerics.metrics import ratio_db
 from onnxfq.quantizing.pipeline import QuantizeResult
+from onnxfq.remedies.sensitivity import rank_groups
 from onnxfq.report.tensor_rows import all_tensors
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.support.files import write_text
 from onnxfq.support.groups import group_pairs
 
@@ -27,7 +30,8 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     """Return the layers of a result, the one that costs most first.
 
     Both models run on the samples that the result keeps, so that noise is known where it arises, and the
-    channels of all activations. Without samples the noise of the tensors decides the order.
+    channels of all activations. Each group of layers runs alone. Without samples the noise of the tensors
+    decides the order.
     """
     graph, plan = result.model.proto.graph, result.plan
     index = result.model.index
@@ -41,8 +45,11 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     products = measure_costs(result.model.proto, plan, result.samples[0]).products if result.samples else {}
     total = sum(products.values())
     multiplies = {node: count / total for node, count in products.items() if total}
-    ranked = () if result.sensitivity is None else result.sensitivity.groups
-    groups = {node: own for own in ranked for node in own.nodes}
+    ranked = _rank_groups(result)
+    # What repair left in float has the figure that was its reason.
+    before = () if result.sensitivity is None else result.sensitivity.groups
+    groups = {node: own for own in (*before, *ranked) for node in own.nodes}
+    all_noise = sum(own.noise for own in ranked)
     quantized = plan.quantized_nodes | {bridge.node for bridge in plan.bridges}
     why = {skipped.name: skipped.why for skipped in plan.skipped if skipped.kind == "node"}
     placed = group_pairs(
@@ -53,9 +60,6 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     rows = []
     for position, node in enumerate(nodes):
         inputs = [noise[name] for name in read[node.name] if name in noise and name in index.makers]
-        powers = [10 ** (-db / 10) for db in inputs]
-        before = sum(powers) if node.name in products else max(powers, default=0.0)
-        after = noise.get(node.output[0])
         own = groups.get(node.name)
         rows.append(
             LayerRow(
@@ -68,20 +72,17 @@ def layer_table(result: QuantizeResult) -> LayerTable:
                 why="" if node.name in quantized else why.get(node.name, "its inputs are not quantized"),
                 tensors=tuple(dict.fromkeys([*placed.get(node.name, ()), *read[node.name]])),
                 input_db=min(inputs, default=None),
-                output_db=after,
-                added_db=None
-                if after is None
-                else _added_db(before, after)
-                if node.name in placed
-                else math.inf,
+                output_db=noise.get(node.output[0]),
                 alone_db=None if own is None else own.alone_db,
+                noise_share=own.noise / all_noise
+                if own in ranked and own is not None and all_noise
+                else None,
                 rest_db=None if own is None else own.rest_db,
                 multiplies=multiplies.get(node.name),
             )
         )
-    lost = lost_values(tensors)
     noises = {row.tensor: math.inf if row.sqnr_db is None else row.sqnr_db for row in tensors}
-    rows.sort(key=lambda row: _rank(row, lost, noises))
+    rows.sort(key=lambda row: _rank(row, noises))
     return LayerTable(
         layers=tuple(rows),
         tensors=tensors,
@@ -113,14 +114,14 @@ def _graph_nodes(
         )
 
 
-def _added_db(before: float, after: float) -> float:
-    """Return the SQNR of the noise that an output has more than the inputs; inf if it has no more.
-
-    Args:
-        before: noise of the inputs to their signal, in power; those of a product add up.
-        after: SQNR of the output in dB.
-    """
-    return ratio_db(1.0, max(0.0, 10 ** (-after / 10) - before))
+def _rank_groups(result: QuantizeResult) -> Sequence[GroupNoise]:
+    """Return the groups of layers of the written plan with the noise of each alone; () without data."""
+    made = result.candidate
+    feeds = () if made is None else first_feeds(made.session.kept, RANKING_FEEDS)
+    if made is None or not feeds:
+        return ()
+    toggles = made.open_toggles(QuantizeOptions())
+    return rank_groups(toggles, feeds, made.recipe).groups if toggles.groups else ()
 
 
 def lost_values(tensors: Iterable[TensorRow]) -> dict[str, float]:
@@ -130,16 +131,10 @@ def lost_values(tensors: Iterable[TensorRow]) -> dict[str, float]:
     }
 
 
-def _rank(row: LayerRow, lost: Mapping[str, float], own: Mapping[str, float]) -> tuple[float, float, int]:
-    """Return what sorts the layers: what they cost, then the noise of their tensors, then their places.
-
-    After a layer that ruined the signal no other adds noise; one that loses typical values still counts,
-    unless its effect on the outputs was measured.
-    """
-    impact = math.inf if row.impact_db is None else row.impact_db
-    if row.alone_db is None:
-        impact = min([impact, *(lost[name] for name in row.tensors if name in lost)])
-    return impact, min((own[name] for name in row.tensors), default=math.inf), row.position
+def _rank(row: LayerRow, own: Mapping[str, float]) -> tuple[float, float, int]:
+    """Return what sorts the layers: their cost alone, then the noise of their tensors, then their places."""
+    alone = math.inf if row.alone_db is None else row.alone_db
+    return alone, min((own[name] for name in row.tensors), default=math.inf), row.position
 
 
 def _quantized_bytes(result: QuantizeResult) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
+from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore
 from onnxfq.documents.timing import Timing
 from onnxfq.documents.trial import Trial
@@ -79,7 +80,9 @@ def trial_tables(trials: Sequence[Trial]) -> list[PageTable]:
     for one in trials:
         if one.is_needed:
             figures = ["" if db is None else f"{db:.1f}" for db in (one.before, one.after)]
-            rows.append([one.remedy, one.result, *figures, f"{one.seconds:.1f}", one.cost, one.texts])
+            folded = one.evidence.lines()[1:] if isinstance(one.evidence, Equalization) else []
+            texts = [*one.texts, *(line.strip() for line in folded)]
+            rows.append([one.remedy, one.result, *figures, f"{one.seconds:.1f}", one.cost, texts])
     note = (
         "dB on samples that did not choose the remedy; cost at run time: new operators, or multiply-adds "
         "that take another format; what is left is not in the written model."

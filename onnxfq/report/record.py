@@ -107,6 +107,8 @@ def quantize_record(
         engine: what the target's builder made of the written model.
         thumbnails: add pictures of the worst samples, which are the user's data.
     """
+    # The table of trials folds what the judge chose.
+    is_tried = any(isinstance(trial.evidence, Equalization) for trial in result.trials)
     before, after = sizes or (weight_bytes(result.model.proto), weight_bytes(result.qdq))
     return ResultRecord(
         source=result.model.source,
@@ -125,7 +127,7 @@ def quantize_record(
         bytes=Sizes(before=before, after=after),
         notes=(
             *result.model.notes,
-            *list_lines(result.matched, result.equalization, result.rounding),
+            *list_lines(result.matched, None if is_tried else result.equalization, result.rounding),
         ),
         plan=result.plan,
         floats=result.floats,

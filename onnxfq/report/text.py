@@ -15,6 +15,7 @@ from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation, OutputScore
 from onnxfq.documents.trial import Trial, trial_lines
 from onnxfq.layers.channel_statistics import measure_channels
 from onnxfq.quantizing.pipeline import QuantizeResult
+from onnxfq.report.verdict import verdict
 from onnxfq.support.groups import group_pairs
 from onnxfq.support.plurals import name_first
 from onnxfq.targets.recipes import find_wider
@@ -96,24 +97,27 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     last = evaluation.candidates[-1:]
     outputs = [score for candidate in last for score in candidate.judging]
     kind = _kind_of(outputs)
-    verdict = f"SQNR       not compared with the float model: {', '.join(evaluation.notes)}"
+    sqnr = f"SQNR       not compared with the float model: {', '.join(evaluation.notes)}"
     for _ in last:
         worst = evaluation.worst
         among = "" if len(outputs) == 1 else f", the worst of {len(outputs)} {kind}"
-        verdict = "SQNR       of no output: none comes from floats that are quantized"
+        sqnr = "SQNR       of no output: none comes from floats that are quantized"
         if worst is not None:
             about, where = ("about ", ", on unseen samples") if is_unseen(result) else ("", "")
-            verdict = f"SQNR       {about}{worst}{among}{where}"
+            sqnr = f"SQNR       {about}{worst}{among}{where}"
     shares = [f"same       {share.output!r}: {share}" for candidate in last for share in candidate.shares]
     proven = proof_lines(evaluation)
     first = 1 if evaluation.difference else 0
-    lines = [*proven[:first], verdict, *proven[first:], *shares, *_plan_lines(result.plan)]
+    promised = [f"promised   {trial.promised}" for trial in result.trials if trial.promised is not None]
+    wider = find_wider(result.recipe)
+    begin = f"verdict    {verdict(evaluation, result.trials, wider)}"
+    lines = [begin, *proven[:first], *promised, sqnr, *proven[first:], *shares, *_plan_lines(result.plan)]
     if sizes is not None:
         before, after = sizes
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
     names = [placement.tensor for placement in result.plan.placements if placement.role == "activation"]
     measured = partial(measure_channels, result.model, result.samples, names)
-    return lines + advice_lines(evaluation, result.trials, measured, find_wider(result.recipe))
+    return lines + advice_lines(evaluation, result.trials, measured, wider)
 
 
 def proof_lines(evaluation: Evaluation | None) -> list[str]:

@@ -98,7 +98,9 @@ def evaluate(
     batch = min(options.batch, 1) if judged.states else options.batch
     feeds = open_feeds(base, data, batch, options.data.unsurveyed)
     given_feeds: Iterable[Feed] = feeds
-    truth = None if labels is None else read_labels(labels)
+    # Of a metric labels belong to samples, whatever the first output is.
+    truth = None if labels is None else read_labels(labels, whole=metric is None)
+    classes = truth if metric is None else None
     kept, device = KeptFeeds(feeds), options.device if opener is None else "cpu"
     openers = dict.fromkeys(candidates, opener) if opener is not None else {}
     forms = dict(candidates)
@@ -108,8 +110,8 @@ def evaluate(
             own = _find_users_sessions(name, proto, first, notes)
             forms |= dict.fromkeys(own, proto)
             openers |= own
-    if truth is not None and not judged.states and find_channels(feeds.inputs) is not None:
-        notes += explain_channel_order(base, kept, truth, options.threads, device)
+    if classes is not None and not judged.states and find_channels(feeds.inputs) is not None:
+        notes += explain_channel_order(base, kept, classes, options.threads, device)
         given_feeds = kept
     if list_open(judged) and not judged.states:
         outputs = keep_outputs(base, judged, kept.read_samples(LEAST_FEEDS), options.threads, options.device)
@@ -120,7 +122,7 @@ def evaluate(
         forms,
         ranges.watch(given_feeds),
         reference_name=_label(reference, "float"),
-        labels=truth,
+        labels=classes,
         more_labels=options.data.limit is not None,
         tensors=tensors if per_tensor else (),
         threads=options.threads,

@@ -214,7 +214,7 @@ def test_numbers_for_channels() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"nonfinite": "drop"}, "unknown nonfinite 'drop'; nearest: stop"),
+        ({"nonfinite": "drop"}, "unknown nonfinite 'drop'; known: skip, stop"),
         ({"limit": 0}, "limit is 0; read at least 1 sample"),
         ({"resize": (0, 3)}, "resize is 0x3; give a width and height of at least 1"),
         ({"resize": 0}, "resize is 0x0; give a width"),

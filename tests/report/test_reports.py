@@ -209,8 +209,9 @@ def test_the_guilty_layer_comes_first(repair: float | None) -> None:
     record = quantize_record(result)
     first, second, *others = record.table.layers
     assert {first.module, second.module} == {"blocks.0.fc3", "blocks.1.fc6"}
-    assert first.module == "blocks.0.fc3" and first.impact_db is not None and first.impact_db < 1
-    assert first.quantized == (repair is None)
+    assert first.module == "blocks.0.fc3" and first.alone_db is not None and first.alone_db < 1
+    assert first.quantized == (repair is None) == ((first.noise_share or 0) > 0.9)
+    assert others == sorted(others, key=lambda row: row.alone_db or 0)
     graph = {one.node: one for one in record.table.graph}
     (reader,) = [one for one in record.table.graph if one.reads == (list(graph).index("m3"),)]
     assert reader.op_type == "Relu" and not reader.pairs
@@ -321,7 +322,10 @@ def test_every_recipe_has_a_page(recipe: str) -> None:
     runs = result.statistics.feeds
     seen = "observed over 2 runs" if runs else "no activation observed"
     assert runs in (0, 2) and shown["subtitle"].endswith(f", {seen}")
-    assert {row["added_db"] for row in shown["layers"] if not row["quantized"]} <= {"Infinity"}
+    costs = [float(row["alone_db"] or "inf") for row in shown["layers"]]
+    assert costs == sorted(costs)
+    shares = [row["noise_share"] or 0.0 for row in shown["layers"]]
+    assert max(shares) > 0.05 and all(0 <= share <= 1 for share in shares)
 
 
 def test_a_page_counts_in_words(result: QuantizeResult) -> None:
@@ -330,8 +334,11 @@ def test_a_page_counts_in_words(result: QuantizeResult) -> None:
     origin, notes = record.origin.model_copy(update={"feeds": 1}), ("1 Constant node(s) made initializers",)
     (shown,) = page_contents([("m", record.model_copy(update={"origin": origin, "notes": notes}))])
     assert shown["subtitle"].endswith("observed over 1 run")
-    assert shown["notes"][1:] == [("Note", ["1 Constant node made initializers"])]
-    assert shown["notes"][0][0] == "not run" and "target tensorrt" in shown["notes"][0][1][0]
+    assert shown["notes"][2:] == [("Note", ["1 Constant node made initializers"])]
+    assert shown["notes"][0][0] == "verdict" and shown["notes"][0][1][0].startswith(
+        "ship when the task agrees"
+    )
+    assert shown["notes"][1][0] == "not run" and "target tensorrt" in shown["notes"][1][1][0]
     assert make_tile("1", "causes")["label"] == "cause" and make_tile("29", "causes")["label"] == "causes"
 
 
@@ -353,6 +360,7 @@ def test_text(result: QuantizeResult) -> None:
     lines = quantize_summary(result, (3000, 1200)).splitlines()
     assert coverage_line(result.plan) == "Conv 3/3, Add (residual) 1/1"
     (score,) = result.evaluation.candidates[-1].outputs
+    assert lines.pop(0).startswith("verdict    ship when the task agrees: ")
     assert lines.pop(1).startswith("not run    nothing here runs a file for target tensorrt")
     assert lines[:7] == [
         f"SQNR       about {score.figure} at {score.output!r}, on unseen samples",
@@ -369,14 +377,14 @@ def test_text(result: QuantizeResult) -> None:
 
 
 def test_worst_output_is_the_verdict(result: QuantizeResult) -> None:
-    """The summary begins with the output of lowest SQNR."""
+    """Behind the verdict stands the output of lowest SQNR."""
     (candidate,) = result.evaluation.candidates[-1:]
     scores = [candidate.outputs[0].model_copy(update={"output": f"o{db}", "sqnr_db": db}) for db in (31, 24)]
     scores = candidate.model_copy(update={"outputs": tuple(scores)})
     other = replace(result, evaluation=result.evaluation.model_copy(update={"candidates": (scores,)}))
     low, high = candidate.outputs[0].interval
     figure = f"24.0 dB ({low:.1f} to {high:.1f}) at 'o24', the worst of 2 outputs, on unseen samples\n"
-    assert quantize_summary(other).startswith(f"SQNR       about {figure}")
+    assert quantize_summary(other).partition("\n")[2].startswith(f"SQNR       about {figure}")
 
 
 def test_reasons_share_lines(result: QuantizeResult) -> None:

@@ -66,7 +66,7 @@ const shared = [
 ];
 const measured = [
   { title: "alone dB", value: (row) => number(row.alone_db), text: (row) => db(row.alone_db), kind: "n", rank: 1, low: LOW, both: true, hint: "SQNR of the outputs with only this group of layers quantized: its sensitivity" },
-  { title: "adds dB", value: (row) => number(row.added_db), text: (row) => db(row.added_db), kind: "n", rank: 2, low: LOW, both: true, hint: "SQNR of the layer's output with only the noise that the layer itself adds" },
+  { title: "noise", value: (row) => number(row.noise_share), text: (row) => percent(row.noise_share), kind: "n", rank: 2, both: true, hint: "its share of the noise that all groups of layers make, each alone" },
   { title: "running dB", value: (row) => number(row.output_db), text: (row) => db(row.output_db), kind: "n", rank: several ? 2 : 1, low: LOW, both: true, hint: "SQNR of the layer's output in the running model: all noise so far" },
   { title: "largest channel", value: (row, at) => widest(row, at).ratio, text: (row, at) => widest(row, at).text, kind: "n", rank: 2, high: WIDE, hint: "number of the largest channel of what the layer reads, and its size over the median one's" },
   { title: "own dB", value: (row, at) => lowest(row, at, "sqnr_db"), text: (row, at) => db(lowest(row, at, "sqnr_db")), kind: "n", rank: 4, hint: "SQNR of the quantized inputs by themselves, the lowest" },
@@ -292,8 +292,8 @@ function detail(node) {
     if (!row) return [];
     const known = [
       [row.quantized ? "runs in" : "stays in float", row.quantized ? formats(row, at) : row.why],
-      ["noise in the running model", row.output_db === null ? null : `inputs ${db(row.input_db) || "∞"} dB, output ${db(row.output_db)} dB; ${number(row.added_db) === Infinity ? "it adds none" : `what it adds alone: ${db(row.added_db)} dB`}`],
-      ["sensitivity", row.alone_db === null ? null : `outputs ${db(row.alone_db)} dB with only its group quantized${row.rest_db === null ? "" : `, ${db(row.rest_db)} dB with all others quantized`}`],
+      ["noise in the running model", row.output_db === null ? null : `inputs ${db(row.input_db) || "∞"} dB, output ${db(row.output_db)} dB`],
+      ["sensitivity", row.alone_db === null ? null : `outputs ${db(row.alone_db)} dB with only its group quantized${row.noise_share === null ? "" : `, ${percent(row.noise_share)} of the noise`}${row.rest_db === null ? "" : `, ${db(row.rest_db)} dB with all others quantized`}`],
       ["multiply-adds", row.multiplies === null ? null : percent(row.multiplies)],
       ["engine", row.ran ? `${row.ran}${row.engine_ms === null ? "" : `, ${number(row.engine_ms).toFixed(4)} ms`}` : null],
     ].filter((pair) => pair[1]);
