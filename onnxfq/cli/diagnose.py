@@ -13,7 +13,7 @@ from onnxfq.cli.run_options import RunningOnCpu
 
 _REFERENCE = option("FLOAT", "Compare with the float model that it was made of.", "--float")
 _LABELS = option("FILE", "Measure top-1 with these classes, one per row of --data.")
-_METRIC = option("MODULE:FUNCTION", "Measure this metric of the task; higher is better.")
+_METRIC = option("NAME|MODULE:FUNCTION", "Measure this metric of the task: {metrics}; or a function.")
 _TARGET = option("NAME", "Use the rules of this target too: {checked_targets}.")
 _OUTPUT = option("OUT", "Write the model with all repairs.", "--output", "-o")
 _RECIPE_OUT = option("FILE.yaml", "Write a recipe that makes such a file from FLOAT.")

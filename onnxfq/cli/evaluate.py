@@ -16,10 +16,14 @@ from onnxfq.cli.option import ACCURACY, RUNNING, argument, flag, option
 from onnxfq.cli.options import CustomOpsOption
 from onnxfq.cli.run_options import Running
 
-_LABELS = option("FILE", "Compute accuracy with classes, one per row: .npy, .npz or text.", panel=ACCURACY)
+_LABELS = option(
+    "FILE",
+    "Measure accuracy by classes, one per row (.npy, .npz, text), or what the metric reads.",
+    panel=ACCURACY,
+)
 _METRIC = option(
-    "perplexity|MODULE:FUNCTION",
-    "Call this with the outputs of each sample, and labels or samples.",
+    "NAME|MODULE:FUNCTION",
+    "Measure this on the outputs of each sample, and labels or samples: {metrics}; or a function.",
     panel=ACCURACY,
 )
 _PER_TENSOR = flag("Also score every quantized inner tensor.", "--per-tensor")

@@ -20,6 +20,7 @@ def fill_names(command: Any) -> None:
     from onnxfq.calibration.calibrators import spellings
     from onnxfq.documents.rounding import RECIPE_ROUNDINGS
     from onnxfq.interchange import WRITERS
+    from onnxfq.metrics import METRICS, RATES
     from onnxfq.targets.target import collect_parts
     from onnxfq.tools.runtimes import runners
 
@@ -27,6 +28,7 @@ def fill_names(command: Any) -> None:
         "calibrators": spellings(),
         "roundings": RECIPE_ROUNDINGS,
         "formats": WRITERS,
+        "metrics": [*METRICS, *(f"{name}:ALPHABET" for name in RATES)],
         "runtimes": runners(),
         "value_runtimes": ["onnxruntime", *collect_parts(lambda target: target.values)],
         "checked_targets": collect_parts(lambda target: target.check),

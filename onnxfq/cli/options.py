@@ -176,8 +176,8 @@ _MIN_SQNR = option("DB", "Promise this SQNR of the outputs: the fewest layers st
 _MAX_DROP = option("X", "Promise at most this drop: in points of top-1 with --labels, or of --metric.")
 _LABELS = option("FILE", "Class numbers of --data, one per row: .npy, .npz or text.")
 _METRIC = option(
-    "perplexity|MODULE:FUNCTION",
-    "Call this with the outputs of each sample, and labels or samples; higher is better.",
+    "NAME|MODULE:FUNCTION",
+    "Measure this on the outputs of each sample, and labels or samples: {metrics}; or a function.",
     panel=ACCURACY,
 )
 _WEIGHT_BITS = option(

@@ -16,6 +16,7 @@ from onnxfq.data.outputs import FlatOutput
 from onnxfq.data.sources import list_files
 from onnxfq.data.validation import UNCONVERTIBLE, as_array
 from onnxfq.errors import DataError
+from onnxfq.metrics import Metric, find_named
 from onnxfq.support.arrays import UNREADABLE, load_npy
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import join_lines
@@ -36,7 +37,7 @@ def read_labels(labels: Labels, whole: bool = True) -> NDArray[Any]:
 
     Args:
         labels: in memory, or a file of them.
-        whole: False also takes other numbers in memory, as they are: a metric knows what they are.
+        whole: False also takes other numbers, as they are: a metric knows what they are.
 
     Raises DataError for a missing or unreadable file, and for values that are neither whole numbers nor text.
     """
@@ -48,7 +49,7 @@ def read_labels(labels: Labels, whole: bool = True) -> NDArray[Any]:
             values.dtype.kind == "U" or all(isinstance(text, str) for text in values.ravel())
         ):
             return values.ravel().astype(str)
-        if in_memory and values.ndim and values.dtype.kind in "fiub" and not whole:
+        if values.ndim and values.dtype.kind in "fiub" and not whole:
             return values
         with np.errstate(invalid="ignore"):  # whatever does not survive the cast is refused
             exact = values.size and values.ndim and np.array_equal(values.astype(np.int64), values)
@@ -61,6 +62,22 @@ def read_labels(labels: Labels, whole: bool = True) -> NDArray[Any]:
         remedy = "one whole number or text per row" if in_memory else ".npy, .npz or text"
         raise DataError(f"{source} {what} ({join_lines(fault)}); give {remedy}") from None
     return values.ravel().astype(np.int64)
+
+
+def read_truth(labels: Labels, metric: str | Metric | None) -> NDArray[Any]:
+    """Return labels as a metric reads them, one or more for each sample in the first axis; None for classes.
+
+    Raises DataError for what it cannot read.
+    """
+    named = find_named(metric)
+    if named is None or named.read is None or not isinstance(labels, (str, Path)):
+        return read_labels(labels, whole=metric is None)
+    try:
+        return named.read(Path(labels))
+    except (OSError, UnicodeDecodeError) as fault:
+        raise DataError(
+            f"cannot read the labels {labels} ({join_lines(fault)}); give {named.labels}"
+        ) from None
 
 
 def predict_classes(value: object, output: str) -> NDArray[Any]:

@@ -9,12 +9,12 @@ from typing import Any
 import onnx
 
 from onnxfq.data import Feed
-from onnxfq.data.labels import Labels, read_labels
+from onnxfq.data.labels import Labels, read_truth
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.errors import DataError
 from onnxfq.graph.signature import output_names
 from onnxfq.judging.task_metric import top1
-from onnxfq.metrics import Metric, check_metric_name, raise_metric, read_value
+from onnxfq.metrics import Metric, check_labels, raise_metric, read_value
 from onnxfq.runtime.session import Session
 from onnxfq.stages.score import score_models
 from onnxfq.support.user_code import faults_of
@@ -43,12 +43,12 @@ class Measure:
         candidate: FileCandidate, threads: int, metric: str | Metric | None, labels: Labels | None
     ) -> Measure:
         """Return the measure; labels alone are for top-1 accuracy. Raises DataError without data."""
-        check_metric_name(metric)
+        check_labels(metric, labels is not None)
         if metric is None and labels is None:
             return Measure(candidate, threads)
         if candidate.opened is None:
             raise DataError("labels and a metric are measured on data; give data")
-        truth = None if labels is None else read_labels(labels, whole=metric is None)
+        truth = None if labels is None else read_truth(labels, metric)
         unit, function = ("points of top-1", top1) if metric is None else raise_metric(metric)
         return Measure(candidate, threads, unit, function, truth)
 

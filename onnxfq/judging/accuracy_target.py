@@ -24,7 +24,7 @@ from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.judging.samples import split_samples
 from onnxfq.judging.task_metric import Runs, TaskMetric
 from onnxfq.layers.quantizer_toggles import QuantizerToggles
-from onnxfq.metrics import Metric, check_metric_name
+from onnxfq.metrics import Metric, check_labels
 from onnxfq.numerics.intervals import largest_drop
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
@@ -111,7 +111,7 @@ class AccuracyTarget:
             raise DataError("labels and a metric measure a promised max_drop; give it too, or leave them out")
         if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
             raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
-        check_metric_name(self.metric)
+        check_labels(self.metric, self.labels is not None)
         if self.fallback not in (FLOAT, WEIGHTS, *RECIPES):
             qtype_by_name(self.fallback)
         if self.weight_bits is not None and self.fallback in (FLOAT, WEIGHTS):

@@ -20,7 +20,7 @@ from onnxfq.data.labels import (
     RightClasses,
     count_right,
     predict_classes,
-    read_labels,
+    read_truth,
     refuse_label_count,
 )
 from onnxfq.errors import DataError
@@ -71,12 +71,13 @@ class TaskMetric:
         """
         if inputs.feeds is None:
             raise DataError("a promise is measured on data; give data")
+        metric = None if metric == "top1" else metric  # with the interval of its rows
         self.is_top1, self.name = metric is None, "points of top-1"
         self._metric: Metric = top1
         if metric is not None:
             name, self._metric = raise_metric(metric)
             self.name = f"metric {name}"
-        self._labels = None if labels is None else read_labels(labels, whole=self.is_top1)
+        self._labels = None if labels is None else read_truth(labels, metric)
         self._feeds, self._board, self._limited = inputs.feeds.source, board, limited
         self._float: dict[int, float] = {}
         self._right: dict[int, NDArray[np.bool_]] = {}
@@ -108,7 +109,9 @@ class TaskMetric:
         else:
             rows = self._count_rows(labels, read()) if self.is_top1 else self._share_labels(labels, read())
             places = [slice(low, high) for low, high in pairwise(np.cumsum([0, *rows]).tolist())]
-            order = sorted(range(len(digests)), key=lambda at: (digests[at], labels[places[at]].tobytes()))
+            order = sorted(
+                range(len(digests)), key=lambda at: (digests[at], str(labels[places[at]].tolist()))
+            )
         halves = [0] * len(order)
         for place, number in enumerate(order):
             halves[number] = place % 2

@@ -28,7 +28,7 @@ from onnxfq.judging.task_metric import TaskMetric
 from onnxfq.layers.channel_statistics import measure_channels
 from onnxfq.layers.layer_costs import measure_costs
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
-from onnxfq.metrics import Metric, check_metric_name
+from onnxfq.metrics import Metric, check_labels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
@@ -77,7 +77,7 @@ def sensitivity(
         if metric is not None or labels is not None:
             raise DataError("the promise has a metric already; leave metric and labels out")
         metric, labels = accuracy.metric, accuracy.labels
-    check_metric_name(metric)
+    check_labels(metric, labels is not None)
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
     sources = Sources(statistics=statistics)

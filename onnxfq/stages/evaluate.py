@@ -10,7 +10,7 @@ import onnx
 
 from onnxfq.choices import Kernels
 from onnxfq.data import Data, Feed
-from onnxfq.data.labels import Labels, read_labels
+from onnxfq.data.labels import Labels, read_truth
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.data.stream import count_runs
 from onnxfq.documents.scores import CandidateScore, Evaluation
@@ -25,7 +25,7 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
-from onnxfq.metrics import Metric, find_metric, name_metric
+from onnxfq.metrics import Metric, check_labels, find_metric, name_metric
 from onnxfq.passes.equalize import is_equalized
 from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.passes.insert_fake_quantize import switch_activations
@@ -71,13 +71,14 @@ def evaluate(
         runtime: runs the candidates on the CPU: onnxruntime, or a target that opens models, such as openvino.
             The reference always runs in ONNX Runtime. There a candidate runs without fused kernels, as its
             pairs are defined, and once more in the session of its users, if its target has one here.
-        metric: of the task, a name in `onnxfq.metrics.METRICS`, package.module:function, or a function. It is
-            called once for each model with the outputs of each sample, and the labels or else the samples.
+        metric: of the task: a name of `onnxfq.metrics.METRICS`, package.module:function, or a function. It
+            is called once for each model with the outputs of each sample, and the labels or else the samples.
         options: batch, threads, device and progress.
 
     Raises an OnnxfqError in one line.
     """
     options = options or RunOptions()
+    check_labels(metric, labels is not None)
     measure = None if metric is None else find_metric(metric)
     opener = _find_opener(runtime)
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
@@ -99,7 +100,7 @@ def evaluate(
     feeds = open_feeds(base, data, batch, options.data.unsurveyed)
     given_feeds: Iterable[Feed] = feeds
     # Of a metric labels belong to samples, whatever the first output is.
-    truth = None if labels is None else read_labels(labels, whole=metric is None)
+    truth = None if labels is None else read_truth(labels, metric)
     classes = truth if metric is None else None
     kept, device = KeptFeeds(feeds), options.device if opener is None else "cpu"
     openers = dict.fromkeys(candidates, opener) if opener is not None else {}
