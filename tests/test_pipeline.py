@@ -162,10 +162,15 @@ def test_progress_names_the_stages() -> None:
     quantize(conv_relu(), x, options=options, accuracy=plain)
     observed = [("observe", done, 3) for done in (1, 2, 3)]
     compared = [("evaluate", done, 6) for done in range(1, 7)]  # one sample at a time
-    assert seen == [*observed, ("calibrate", 1, 1), *compared]
+    named = ["read", "plan", "repair", "promised", "prove", "write"]
+    assert [one for one in seen if one[0] not in named] == [*observed, ("calibrate", 1, 1), *compared]
+    assert list(dict.fromkeys(stage for stage, *_ in seen)) == [
+        *("read", "plan", "observe", "calibrate", "evaluate", "repair", "prove", "write")
+    ]
     seen.clear()
     quantize(conv_relu(), iter(FEEDS), options=options, accuracy=plain)  # how many will come is not known
-    assert seen[2:5] == [("observe", 3, None), ("calibrate", 1, 1), ("evaluate", 1, 6)]
+    counted = [one for one in seen if one[0] not in named]
+    assert counted[2:5] == [("observe", 3, None), ("calibrate", 1, 1), ("evaluate", 1, 6)]
 
 
 def test_calibrator_of_the_call() -> None:
@@ -282,7 +287,8 @@ def test_statistics_gathered_before_are_used_and_checked() -> None:
         sources=Sources(statistics=first.statistics),
         options=RunOptions(progress=lambda stage, done, total: ran.append(stage)),
     )
-    assert alone.qdq == first.qdq and ran == ["calibrate"] and not alone.evaluation.candidates
+    assert alone.qdq == first.qdq and not alone.evaluation.candidates
+    assert list(dict.fromkeys(ran)) == ["read", "plan", "calibrate", "repair", "prove", "write"]
     assert alone.evaluation.notes == ("no data to compare with was given",)
     other = [{"x": feed["x"] + np.float32(1e-3)} for feed in FEEDS]
     with pytest.raises(StatisticsError, match="gathered from other data: 6 samples with digest .*, these"):

@@ -52,6 +52,7 @@ def check(
     printer: PrintingAll,
 ) -> None:
     """Exits with 1 if the model breaks a rule of its target."""
+    from onnxfq.support.progress import show_progress
     from onnxfq.tools.check import check as check_model
 
     building.check()
@@ -63,9 +64,15 @@ def check(
     if options is not None and against:
         options = replace(options, against=against)
     note_gpus(gpu, printer)
-    result = check_model(
-        model, target, build=False if no_build else options, layers=layers, profile=profile, gpus=gpu or ()
-    )
+    with show_progress(not printer.silent):
+        result = check_model(
+            model,
+            target,
+            build=False if no_build else options,
+            layers=layers,
+            profile=profile,
+            gpus=gpu or (),
+        )
     printer.say(f"target     {result.target}")
     printer.show(result)
     if not result.passed:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from onnxfq.choices import DEFAULT_BATCH, MOST_THREADS, DeviceChoice
 from onnxfq.cli.console import Printer
 from onnxfq.cli.data_options import Described
@@ -49,25 +47,11 @@ class Run:
     @contextmanager
     def progress(self, printer: Printer) -> Iterator[RunOptions]:
         """Yield options that show progress on standard error, unless the printer is silent."""
-        from rich.console import Console  # these imports cost as much as a small command that needs none
-
-        from onnxfq.cli.progress import Bar, Lines
         from onnxfq.stages.options import RunOptions
+        from onnxfq.support.progress import show_progress
 
-        def options(progress: Bar | Lines | None) -> RunOptions:
-            return RunOptions(
-                self.batch, self.threads, progress, self.described, self.device, exact=self.exact
-            )
-
-        console = Console(stderr=True)
-        if printer.silent:
-            yield options(None)
-        elif console.is_terminal:
-            bar = Bar(console)
-            with bar.progress:
-                yield options(bar)
-        else:
-            yield options(Lines(lambda line: typer.echo(f"onnxfq: {line}", err=True)))
+        with show_progress(not printer.silent) as shown:
+            yield RunOptions(self.batch, self.threads, shown, self.described, self.device, exact=self.exact)
 
 
 Running = Annotated[Run, OptionGroup(Run)]

@@ -34,7 +34,7 @@ from onnxfq.metrics import Metric
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.quantized.forms import as_pairs
 from onnxfq.stages.insert import find_target
-from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.options import RunOptions, open_feeds, shows_progress
 from onnxfq.stages.write import write_model
 from onnxfq.support.files import write_text
 from onnxfq.targets.lower_fake_quantize import lift, lower
@@ -47,6 +47,7 @@ TASK_FEEDS = 1024
 """Samples that are read for a metric of the task, which single ones move."""
 
 
+@shows_progress
 def diagnose(
     model: str | Path | onnx.ModelProto,
     *,

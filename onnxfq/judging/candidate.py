@@ -30,6 +30,7 @@ from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.stages.planned_encodings import PlannedEncodings, plan_encodings
 from onnxfq.stages.statistics_source import GatheredStatistics, gather_statistics
 from onnxfq.support.clock import Clock
+from onnxfq.support.progress import announce
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,7 @@ def build_candidate(
     the errors of the stages.
     """
     clock = clock or Clock()
+    announce("plan")
     planned = plan_encodings(session.ranked, recipe, sources.encodings)
     if session.feeds is None and sources.statistics is None:
         planned = planned.without_uncalibrated(sources.uncalibrated)

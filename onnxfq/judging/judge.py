@@ -33,6 +33,7 @@ from onnxfq.judging.samples import PROVING, REPORTED, Split, split_samples, take
 from onnxfq.judging.work import Budget, Work, limit_samples
 from onnxfq.numerics.intervals import ratio_interval_db
 from onnxfq.stages.options import QuantizeOptions
+from onnxfq.support.progress import announce
 from onnxfq.targets.target import target_by_name
 
 LEAST_GAIN_DB = 0.5
@@ -339,6 +340,7 @@ class Judge:
         begun = perf_counter()
         if self.accuracy is None:
             return candidate, Trial(remedy=PROMISED, is_needed=False, why=NO_PROMISE)
+        announce(PROMISED)
         verdict = propose(candidate, self)
         return _conclude(PROMISED, candidate, verdict, seconds=perf_counter() - begun)
 
@@ -459,6 +461,8 @@ class Judge:
 
     def ask(self, remedy: Remedy, candidate: Candidate) -> Proposal | Refusal:
         """Return what `remedy` proposes; if it fails, and nobody asked for it, its error is the reason."""
+        self.budget.trying = f"repair: {remedy.name}"
+        self.budget.announce()
         try:
             return remedy.propose(candidate, self)
         except OnnxfqError as error:

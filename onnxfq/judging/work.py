@@ -18,6 +18,7 @@ from onnxfq.judging.samples import REPORTED
 from onnxfq.layers.layer_costs import WeightSize, measure_costs, weight_sizes
 from onnxfq.layers.moments import choose_rows
 from onnxfq.layers.sequential_moments import choose_samples
+from onnxfq.support.progress import announce
 
 if TYPE_CHECKING:
     from onnxfq.judging.candidate import Candidate
@@ -184,16 +185,26 @@ class Budget:
     Attributes:
         left: the runs.
         later: those of them that remedies need that come later; what is not the first try leaves them alone.
+        trying: what takes them now.
     """
 
     def __init__(self, runs: float = math.inf) -> None:
         """Start with so many runs."""
-        self.left = runs
+        self.left = self._given = runs
         self.later = 0.0
+        self.trying = "repair"
 
     def spend(self, runs: float) -> None:
         """Take the runs of what is done."""
         self.left -= runs
+        self.announce()
+
+    def announce(self) -> None:
+        """Tell what is tried, and how much of the budget is gone."""
+        if math.isfinite(self._given):
+            announce(self.trying, round(self._given - self.left), round(self._given))
+        else:
+            announce(self.trying)
 
     def explain_refusal(self, runs: float, reserved: float = 0.0) -> str:
         """Return why `runs` cannot be spent, next to those `reserved` for others; empty if they can.

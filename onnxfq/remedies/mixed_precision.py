@@ -83,7 +83,7 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     judge.budget.spend(_runs(candidate, judge, count))
     feeds = first_feeds(judge.choosing, count)
     is_cut = isinstance(judge.choosing, StreamSamples) and count == 1
-    ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("rank"))
+    ranking = rank_groups(toggles, feeds, candidate.recipe)
     if judge.wide != FLOAT:
         widened = _widen_layers(candidate, judge, ranking, judge.wide)
         if widened is not None:
@@ -223,9 +223,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             f"reached, and all activations take {target.fallback} or none; ask for less, or leave out "
             "--fallback"
         )
-    ranking = rank_groups(
-        toggles, first_feeds(session.kept, RANKING_FEEDS), candidate.recipe, options.stage("rank")
-    )
+    ranking = rank_groups(toggles, first_feeds(session.kept, RANKING_FEEDS), candidate.recipe)
     most, known, last = len(ranking.groups), {0: chosen}, candidate
     count = next_count(0, most) if chosen >= aim.wanted else 0  # the part that proves alone may lack it
     wanted = aim.wanted
@@ -330,7 +328,7 @@ def _widen_weights(
         )
     aim = SqnrAim(math.inf, *judge.split[:2])
     feeds = first_feeds(aim.choosing, RANKING_FEEDS)
-    ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("rank"))
+    ranking = rank_groups(toggles, feeds, candidate.recipe)
     added = [
         sum(n * max(0, wide - bits) for n, bits in (sizes.get(name, (0, wide)) for name in group.tensors))
         for group in ranking.groups

@@ -24,6 +24,7 @@ from onnxfq.judging.written_proof import DIFFERENCE_DB, FIRST, Written, count_ke
 from onnxfq.remedies.forms import Forms, build_forms, finish_forms
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
+from onnxfq.support.progress import announce
 from onnxfq.targets.target import target_by_name
 
 OPENED = 256
@@ -44,6 +45,7 @@ def finish_proven(
     Operators that the runtime computes otherwise stay in float. The proof names a difference that this does
     not cure.
     """
+    announce("prove")
     done, made = finish_forms(judge, candidate, forms, clock, runs)
     proof = prove_candidate(judge, done, made, runs)
     if proof.difference:

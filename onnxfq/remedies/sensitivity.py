@@ -32,13 +32,15 @@ from onnxfq.metrics import Metric, check_labels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
-from onnxfq.stages.options import QuantizeOptions, RunOptions
+from onnxfq.stages.options import QuantizeOptions, RunOptions, shows_progress
+from onnxfq.support.progress import announce
 from onnxfq.targets.recipes import load_recipe
 
 MEASURED = 5
 """Groups, the worst, whose absence is measured too."""
 
 
+@shows_progress
 @open_folders
 def sensitivity(
     model: str | Path | onnx.ModelProto,
@@ -89,9 +91,8 @@ def sensitivity(
     task = None
     if metric is not None or labels is not None:
         task = TaskMetric(metric, labels, board, session, options.data.limit is not None)
-    progress = options.stage("sensitivity")
     feeds = first_feeds(session.kept, samples)
-    ranked = rank_groups(board, feeds, chosen, progress, task)
+    ranked = rank_groups(board, feeds, chosen, task)
     guilty = [tensor for group in ranked.groups if group.alone_db < LOW_SQNR_DB for tensor in group.tensors]
     channels = measure_channels(session.model, session.kept[:CHANNEL_FEEDS], guilty, options.threads)
     ranked = ranked.model_copy(update={"channels": channels})
@@ -106,7 +107,6 @@ def rank_groups(
     board: QuantizerToggles,
     feeds: Sequence[Feed],
     recipe: Recipe,
-    progress: Progress | None = None,
     task: TaskMetric | None = None,
 ) -> Sensitivity:
     """Return the groups by their harm alone; for the worst also what the model is without them.
@@ -115,18 +115,24 @@ def rank_groups(
         board: a session of the model.
         feeds: for the noise.
         recipe: of the plan.
-        progress: called after each state of the switches.
         task: metric that ranks the groups that it separates.
     """
     groups = board.groups
     states = [board.everything, *(board.enable([group]) for group in groups)]
-    whole, *alone = board.noise(feeds, states, progress)
-    metric, metrics = _measure_metric(board, states, task, progress)
+    runs = len(states) * len(feeds)
+    total = runs + (0 if task is None else len(states)) + min(len(groups), MEASURED) * len(feeds)
+
+    def tell(done: int) -> None:
+        announce("rank", done, total)
+
+    whole, *alone = board.noise(feeds, states, tell)
+    metric, metrics = _measure_metric(board, states, task, lambda done: tell(runs + done))
     drops = [0.0 if metric is None else metric.clear_drop(value) for value in metrics]
     order = sorted(range(len(groups)), key=lambda at: (drops[at], alone[at]), reverse=True)
     worst = order[:MEASURED]
     without = [board.enable([groups[at]], on=False) for at in worst]
-    rest = dict(zip(worst, board.noise(feeds, without), strict=True))
+    done = total - len(worst) * len(feeds)
+    rest = dict(zip(worst, board.noise(feeds, without, lambda more: tell(done + more)), strict=True))
     costs = measure_costs(board.proto, board.plan, feeds[0])
     task_rest = (
         {} if task is None else {at: task.measure(board, s, 0) for at, s in zip(worst, without, strict=True)}
@@ -160,7 +166,7 @@ def rank_groups(
 
 
 def _measure_metric(
-    board: QuantizerToggles, states: Sequence[State], task: TaskMetric | None, progress: Progress | None
+    board: QuantizerToggles, states: Sequence[State], task: TaskMetric | None, tell: Progress
 ) -> tuple[MetricValues | None, list[float | None]]:
     """Return the metric of the whole, the first of `states`, and its value for each of the others."""
     if task is None:
@@ -169,8 +175,7 @@ def _measure_metric(
     found: list[float] = []
     for state in states:
         found.append(task.measure(board, state, 0))
-        if progress is not None:
-            progress(len(states) + len(found))
+        tell(len(found))
     whole, *alone = found
     chance = max([0.0, *(value - reference for value in alone)])
     return MetricValues(name=task.name, reference=reference, quantized=whole, chance=chance), [*alone]

@@ -117,9 +117,9 @@ def _graph_nodes(
 def _rank_groups(result: QuantizeResult) -> Sequence[GroupNoise]:
     """Return the groups of layers of the written plan with the noise of each alone; () without data."""
     made = result.candidate
-    feeds = () if made is None else first_feeds(made.session.kept, RANKING_FEEDS)
-    if made is None or not feeds:
+    if made is None or not made.session.kept:
         return ()
+    feeds = first_feeds(made.session.kept, RANKING_FEEDS)
     toggles = made.open_toggles(QuantizeOptions())
     return rank_groups(toggles, feeds, made.recipe).groups if toggles.groups else ()
 

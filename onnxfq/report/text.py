@@ -111,7 +111,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     promised = [f"promised   {trial.promised}" for trial in result.trials if trial.promised is not None]
     wider = find_wider(result.recipe)
     begin = f"verdict    {verdict(evaluation, result.trials, wider)}"
-    lines = [begin, *proven[:first], *promised, sqnr, *proven[first:], *shares, *_plan_lines(result.plan)]
+    lines = [*proven[:first], begin, *promised, sqnr, *proven[first:], *shares, *_plan_lines(result.plan)]
     if sizes is not None:
         before, after = sizes
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")

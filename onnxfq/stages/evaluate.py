@@ -35,7 +35,7 @@ from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.inputs import QuantizeSession, with_unique_names
 from onnxfq.stages.insert import find_target
-from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.options import RunOptions, open_feeds, shows_progress
 from onnxfq.stages.score import score_models
 from onnxfq.targets.target import TARGETS, Opener, collect_parts
 
@@ -46,6 +46,7 @@ SCALED_TENSORS = (
 """Note on the scores of inner tensors after equalization."""
 
 
+@shows_progress
 def evaluate(
     reference: str | Path | onnx.ModelProto,
     candidate: str | Path | onnx.ModelProto | Mapping[str, str | Path | onnx.ModelProto],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any, TypeVar, cast
 
 import onnx
 
@@ -17,12 +19,12 @@ from onnxfq.errors import DataError
 from onnxfq.runtime.random_numbers import explain_draws
 from onnxfq.stages.batch_axis import find_mixing
 from onnxfq.stages.observers import ObserveOptions
+from onnxfq.support.progress import StageProgress, show_progress
 from onnxfq.targets.tensorrt.gpus import read_gpu
 
 log = logging.getLogger(__name__)
 
-StageProgress = Callable[[str, int, int | None], None]
-"""Called with the stage's name, the number of feeds done, and their total if known."""
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class RunOptions:
     Attributes:
         batch: samples per run if the model leaves it open; 0 keeps the batches of the data.
         threads: 0 for one per core.
-        progress: called for every feed.
+        progress: called with the name of what runs, the number of feeds, weights or runs done, and their
+            total or None; True for a bar or lines on standard error, False for nothing, None for a bar in a
+            terminal or notebook.
         data: how the data is read.
         device: "any" is a GPU if one works and has room.
         exact: compare quantized models without graph optimisation, so that forms of one model can be compared
@@ -43,7 +47,7 @@ class RunOptions:
 
     batch: int = DEFAULT_BATCH
     threads: int = 0
-    progress: StageProgress | None = None
+    progress: StageProgress | bool | None = None
     data: DataOptions = DataOptions()
     device: DeviceChoice = "any"
     exact: bool = False
@@ -65,7 +69,21 @@ class RunOptions:
     def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
         """Return the progress callback of stage `name`, which runs `feeds` feeds."""
         progress = self.progress
-        return None if progress is None else lambda done: progress(name, done, feeds)
+        return (lambda done: progress(name, done, feeds)) if callable(progress) else None
+
+
+def shows_progress(function: Function) -> Function:
+    """Return `function`, which shows its progress as the keyword `options` says."""
+
+    @functools.wraps(function)
+    def call(*given: Any, **keywords: Any) -> Any:
+        options: RunOptions | None = keywords.get("options")
+        with show_progress(None if options is None else options.progress) as shown:
+            if shown:
+                keywords["options"] = replace(options or RunOptions(), progress=shown)
+            return function(*given, **keywords)
+
+    return cast(Function, call)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from onnxfq.runtime.type_inference import with_all_types
 from onnxfq.stages.cast import decide_floats
 from onnxfq.stages.inputs import QuantizeSession, open_inputs
 from onnxfq.stages.insert import FLOAT_KEY, TARGET_KEY, with_float_type
-from onnxfq.stages.options import RunOptions
+from onnxfq.stages.options import RunOptions, shows_progress
 from onnxfq.stages.write import write_model
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.profiles import draw_feed, profiles
@@ -74,6 +74,7 @@ class Casting:
     scratch: Scratch | None = field(default=None, repr=False, compare=False)
 
 
+@shows_progress
 def cast(
     model: str | Path | onnx.ModelProto,
     data: Data | None = None,

@@ -22,7 +22,8 @@ from onnxfq.graph.ops import ONNX_QUANTIZERS
 from onnxfq.graph.signature import boundaries
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.quantized.input_ranges import InputRanges, constant_grids
-from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.options import RunOptions, open_feeds, shows_progress
+from onnxfq.support.progress import announce
 from onnxfq.support.records import PrintedRecord, Record
 from onnxfq.support.tables import table_lines
 from onnxfq.tools.runtimes import runner
@@ -103,6 +104,7 @@ class Comparison(PrintedRecord):
         return "\n".join(lines)
 
 
+@shows_progress
 def compare(
     model: str | Path | onnx.ModelProto,
     data: Data,
@@ -158,8 +160,7 @@ def compare(
                 sums[name] = sums.get(name, ErrorSums()) + _sum_errors(
                     name, one, other, (reference, candidate)
                 )
-        if options.progress is not None:
-            options.progress("compare", number + 1, len(given))
+        announce("compare", number + 1, len(given))
     index = GraphIndex(proto.graph)
     makers, grids = index.makers, constant_grids(index)
     found = [

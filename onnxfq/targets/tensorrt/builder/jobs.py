@@ -16,6 +16,7 @@ from typing import Any
 
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.support.children import python_command, python_environment
+from onnxfq.support.progress import announce
 from onnxfq.support.records import join_lines
 from onnxfq.targets.profiles import Profile
 
@@ -79,10 +80,12 @@ def run_jobs(jobs: Sequence[Job], seconds: float) -> list[Report]:
             "(Linux or Windows on x86-64), or check by the rules alone"
         )
     reports: list[Report] = []
+    announce("build", 0, len(jobs))
     while len(reports) < len(jobs):
         with _Worker(jobs[len(reports) :]) as worker:
             for line in worker.lines(seconds):
                 reports.append(_report(line))
+                announce("build", len(reports), len(jobs))
             if len(reports) < len(jobs):
                 reports.append(Report(ended=worker.describe_end()))
     return reports
