@@ -40,7 +40,17 @@ def _read_stub() -> tuple[Callable[[str], Any], list[str]]:
 def __getattr__(name: str) -> Any:
     """Return a public name, imported at its first use, including torch."""
     load, names = _read_stub()
-    return names if name == "__all__" else load(name)
+    if name == "__all__":
+        return names
+    try:
+        return load(name)
+    except AttributeError:
+        if name in names or name[:1] == "_":
+            raise
+        from onnxfq.support.other_words import FUNCTIONS
+
+        hint = f"; write {FUNCTIONS[name]}" if name in FUNCTIONS else errors.nearest(name, names)
+        raise AttributeError(f"module 'onnxfq' has no attribute {name!r}{hint}") from None
 
 
 def __dir__() -> list[str]:

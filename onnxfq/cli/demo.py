@@ -14,7 +14,7 @@ _OUTPUT = option("DIR", "Write to this folder.", "--output", "-o")
 def demo(output: Annotated[Path, _OUTPUT] = Path("onnxfq-demo"), *, printer: PrintingAll) -> None:
     """Its models and data are there for the other commands, and a page that compares its results."""
     from onnxfq.cli.digits import PER_AXIS, run_demo
-    from onnxfq.report.text import coverage_line
+    from onnxfq.documents.plan_text import coverage_line
 
     result = run_demo(output)
     best = result.results[PER_AXIS]

@@ -27,11 +27,11 @@ def insert(
 ) -> None:
     """Q/DQ and FakeQuantize nodes of one plan compute the same."""
     from onnxfq.documents.plan import Plan
+    from onnxfq.documents.plan_text import coverage_line
     from onnxfq.graph.external.scratch_file import scratch_for, weights_stored_in
     from onnxfq.graph.io.save import save
     from onnxfq.interchange import load_encodings
     from onnxfq.quantized.existing import load_existing
-    from onnxfq.report.text import coverage_line
     from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
     refuse(

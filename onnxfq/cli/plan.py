@@ -28,8 +28,8 @@ def plan(
 
     --data provides one feed to infer the tensor ranks that ONNX cannot infer.
     """
+    from onnxfq.documents.plan_text import plan_summary
     from onnxfq.quantized.existing import load_existing
-    from onnxfq.report.text import plan_summary
     from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
     from onnxfq.stages.options import open_feeds
     from onnxfq.stages.planned_encodings import plan_encodings

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import BY_CHANNEL, MINMAX, Calibrator
 from onnxfq.documents.encodings import Encoding
+from onnxfq.documents.plan_text import plan_summary
 from onnxfq.documents.rounding import NEAREST, RoundingMethod, Simulation
 from onnxfq.errors import PlanError
 from onnxfq.graph.model import Existing
@@ -195,6 +196,10 @@ class Plan(Document):
             entry[0] += low[name]
         rows = [Coverage(op_type, *numbers) for op_type, numbers in count.items()]
         return sorted(rows, key=lambda row: (-row.total, row.op_type))
+
+    def table(self) -> str:
+        """Return coverage, counts, and the most frequent reasons for float as text."""
+        return plan_summary(self)
 
     def without(self, tensors: Collection[str], why: str) -> Plan:
         """Return the plan with `tensors` in float, and every node that needs one of them, for reason `why`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -23,6 +24,9 @@ from onnxfq.graph.walk import list_nodes as list_nodes
 
 # graphsurgeon logs to the console on its own; onnxfq reports everything that a user must know.
 G_LOGGER.severity = G_LOGGER.CRITICAL
+
+_SHOWN = 6
+"""Operators in the text of a model."""
 
 Existing = Literal["refuse", "keep", "requantize"]
 """Treatment of a model that is quantized already."""
@@ -52,6 +56,15 @@ class Model:
     stored: Mapping[str, StoredWeight] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     limits: Mapping[str, ValueLimit] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     target: str = dataclasses.field(default="", repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """Return its name, operators and ends in one line; protos have no readable form."""
+        graph = self.proto.graph
+        kinds = Counter(node.op_type for node in graph.node).most_common(_SHOWN)
+        ends = (", ".join(value.name for value in values) for values in (graph.input, graph.output))
+        operators = ", ".join(f"{kind} {count}" for kind, count in kinds)
+        more = ", ..." if len({node.op_type for node in graph.node}) > _SHOWN else ""
+        return f"Model({self.source}, opset {self.opset}: {' -> '.join(ends)}; {operators}{more})"
 
     @property
     def opset(self) -> int:

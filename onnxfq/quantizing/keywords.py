@@ -15,6 +15,7 @@ from onnxfq.errors import ArgumentError, nearest
 from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.judging.candidate import Sources
 from onnxfq.stages.options import QuantizeOptions
+from onnxfq.support.other_words import KEYWORDS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -73,7 +74,7 @@ def explain_keywords(function: Function) -> Function:
     def call(*given: Any, **keywords: Any) -> Any:
         for name in keywords.keys() - taken.keys():
             places = dict(reversed([*_places()]))
-            place = places.get(_OTHER_WORDS.get(name, name))
+            place = places.get(_OTHER_WORDS.get(name, name), KEYWORDS.get(name))
             advice = f"; write {place}" if place else nearest(name, [*taken, *places])
             raise ArgumentError(f"{function.__name__} takes no keyword {name!r}{advice}")
         return function(*given, **keywords)

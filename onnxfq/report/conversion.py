@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from onnxfq.documents.plan_text import plan_summary
 from onnxfq.documents.scores import Evaluation
-from onnxfq.report.text import float_lines, plan_summary, proof_lines
+from onnxfq.report.text import float_lines, proof_lines
 from onnxfq.support.groups import group_pairs
 from onnxfq.targets.findings import CheckResult
 from onnxfq.tools.cast import Casting

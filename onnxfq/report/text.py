@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,32 +9,14 @@ from typing import Any
 
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.layers import ChannelSizes, describe_channels
-from onnxfq.documents.plan import Plan, Skipped
+from onnxfq.documents.plan_text import plan_lines, reason_lines
 from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation, OutputScore
 from onnxfq.documents.trial import Trial, trial_lines
 from onnxfq.layers.channel_statistics import measure_channels
 from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.verdict import verdict
-from onnxfq.support.groups import group_pairs
 from onnxfq.support.plurals import name_first
 from onnxfq.targets.recipes import find_wider
-
-
-def coverage_line(plan: Plan) -> str:
-    """Return the coverage as `Conv 52/52, Gemm 1/1`."""
-    return ", ".join(str(row) for row in plan.coverage())
-
-
-def plan_summary(plan: Plan, reasons: int = 6) -> str:
-    """Return coverage, counts, and the most frequent reasons for float."""
-    return "\n".join([*_plan_lines(plan), *_reason_lines(plan.skipped, reasons)])
-
-
-def _plan_lines(plan: Plan) -> list[str]:
-    return [
-        f"quantized  {coverage_line(plan)}",
-        f"tensors    {_activations(plan)}, {len(plan.weights)} weights",
-    ]
 
 
 def float_lines(floats: FloatPlan, reasons: int = 6) -> list[str]:
@@ -48,44 +29,6 @@ def float_lines(floats: FloatPlan, reasons: int = 6) -> list[str]:
     counts = Counter((node.op_type, node.why) for node in own).most_common(reasons)
     nodes = [f"fp32       {count} {op}: {why}" for (op, why), count in counts]
     return [f"float part {floats.name}, {len(floats.nodes)} nodes stay in fp32", *tensors, *nodes]
-
-
-def _activations(plan: Plan) -> str:
-    dynamic = [placement.spec.dynamic for placement in plan.placements if placement.role == "activation"]
-    return f"{len(dynamic)} activations{f' ({sum(dynamic)} dynamic)' if any(dynamic) else ''}"
-
-
-_DETAILS = re.compile(r"\(read by .*?\)|'[^']*'|\d+")
-"""Readers, names and numbers: the parts in which sentences of one reason differ."""
-
-
-def _reason_lines(skipped: Sequence[Skipped], most: int) -> list[str]:
-    """Return a line for each of the most frequent reasons for float, first for nodes, then for tensors.
-
-    Reasons that differ in readers, names and numbers only share a line, which has the most frequent one.
-    """
-    groups = group_pairs((_DETAILS.sub("", one.why), one) for one in skipped)
-    ordered = sorted(groups.values(), key=lambda alike: (all(x.kind == "tensor" for x in alike), -len(alike)))
-    lines = [f"float      {_reason(alike)}" for alike in ordered[:most]]
-    left = Counter(one.kind for alike in ordered[most:] for one in alike)
-    if left:
-        more = ", ".join(f"{count} more {kind}{'s' * (count > 1)}" for kind, count in sorted(left.items()))
-        lines.append(f"           and {more}; the plan file and the report list all")
-    return lines
-
-
-def _reason(alike: Sequence[Skipped]) -> str:
-    """Return the tensors and nodes of one reason by number and operator, and the reason."""
-    counts = Counter(one.op_type if one.kind == "node" else "tensor" for one in alike)
-    whys = Counter(one.why for one in alike)
-    why = whys.most_common(1)[0][0]
-    first = next(one.name for one in alike if one.why == why)
-    if len(alike) == 1:
-        return f"{next(iter(counts))} {first!r}: {why}"
-    # "Adds (residual)", not "Add (residual)s".
-    kinds = [(count, *what.partition(" (")) for what, count in counts.most_common()]
-    named = ", ".join(f"{count} {what}{'s' * (count > 1)}{sign}{rest}" for count, what, sign, rest in kinds)
-    return f"{named}{f', such as {first!r}' if len(whys) > 1 else ''}: {why}"
 
 
 def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> list[str]:
@@ -111,7 +54,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     promised = [f"promised   {trial.promised}" for trial in result.trials if trial.promised is not None]
     wider = find_wider(result.recipe)
     begin = f"verdict    {verdict(evaluation, result.trials, wider)}"
-    lines = [*proven[:first], begin, *promised, sqnr, *proven[first:], *shares, *_plan_lines(result.plan)]
+    lines = [*proven[:first], begin, *promised, sqnr, *proven[first:], *shares, *plan_lines(result.plan)]
     if sizes is not None:
         before, after = sizes
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
@@ -204,7 +147,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     trials = trial_lines(result.trials)
     lines += [*trials, ""] if trials else []
     lines += list_lines(result.equalization, result.matched, result.rounding)
-    lines += _reason_lines(result.plan.skipped, reasons)
+    lines += reason_lines(result.plan.skipped, reasons)
     lines += float_lines(result.floats) if result.floats is not None else []
     lines += [f"note       {note}" for note in result.staged.notes]
     lines.append(

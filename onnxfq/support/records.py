@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
@@ -60,6 +61,25 @@ class Record(pydantic.BaseModel, metaclass=_OneLine):
         for name in [name for name in copy.__dict__ if name not in type(self).model_fields]:
             del copy.__dict__[name]  # pydantic copies cached properties too
         return copy
+
+    def __repr__(self) -> str:
+        """Return its table, if it has one, else its fields."""
+        table = getattr(self, "table", None)
+        return str(table()) if callable(table) else super().__repr__()
+
+    def __str__(self) -> str:
+        """Return its table, if it has one, else its fields."""
+        return repr(self) if callable(getattr(self, "table", None)) else super().__str__()
+
+    def _repr_html_(self) -> str | None:
+        """Return its table as a notebook shows it; None without one."""
+        return f"<pre>{escape(repr(self))}</pre>" if callable(getattr(self, "table", None)) else None
+
+    def __dir__(self) -> list[str]:
+        """Return its own names, without those of pydantic."""
+        kinds = (one for one in type(self).__mro__ if issubclass(one, Record) and one is not Record)
+        own = {name for kind in kinds for name in vars(kind) if name[0] != "_" and name != "model_config"}
+        return sorted({*type(self).model_fields, *own})
 
     @classmethod
     def file_fields(cls) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Role, Skipped
+from onnxfq.documents.plan_text import plan_summary
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.documents.schemes import ActivationScheme, WeightScheme
@@ -32,7 +33,6 @@ from onnxfq.placement.weighted_ops import (
     list_numbers,
     refuse,
 )
-from onnxfq.report.text import plan_summary
 from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind

@@ -23,6 +23,7 @@ from onnxfq.calibration.calibrators.grid_error import estimate_sqnr_db
 from onnxfq.choices import RANKING_FEEDS
 from onnxfq.documents.layers import TensorRow
 from onnxfq.documents.plan import Skipped
+from onnxfq.documents.plan_text import coverage_line, plan_summary
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.errors import PlanError
 from onnxfq.graph.signature import with_outputs
@@ -33,7 +34,7 @@ from onnxfq.report.contents import page_contents
 from onnxfq.report.html import render_report, write_report
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.tensor_rows import quantized_tensors
-from onnxfq.report.text import coverage_line, plan_summary, quantize_summary
+from onnxfq.report.text import quantize_summary
 from onnxfq.report.tiles import make_tile
 from onnxfq.runtime.session import Session
 from onnxfq.support.records import to_json

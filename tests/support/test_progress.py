@@ -101,8 +101,10 @@ def test_every_function_that_runs_tells_what_it_does() -> None:
         function(*given, options=options)
         counts = [told for told in heard if told[0] == wanted]
         assert counts[-1][1] == counts[-1][2] and counts[0][1] < counts[-1][1], wanted
+    unrepaired = onnxfq.AccuracyTarget(repair=None)
+    wrong = onnxfq.quantize(proto, x, recipe=unequalized(), accuracy=unrepaired).qdq
     heard.clear()
-    onnxfq.diagnose(result.qdq, data=x, options=options)
+    onnxfq.diagnose(wrong, data=x, options=options)
     assert heard and {stage for stage, *_ in heard} == {"repair"}
 
 

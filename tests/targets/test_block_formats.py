@@ -36,6 +36,7 @@ from keyword_numerics import dequantize, dynamic_fake_quantize, fake_quantize
 import onnxfq
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
+from onnxfq.documents.plan_text import plan_summary
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, PlanError, RecipeError
 from onnxfq.graph.model import default_opset
@@ -46,7 +47,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, with_fake_quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.tensor_rows import quantized_tensors
-from onnxfq.report.text import plan_summary, quantize_summary
+from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.derived_scales import encode_constant

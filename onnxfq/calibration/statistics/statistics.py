@@ -69,6 +69,12 @@ class Statistics:
     whole: DataDigest | None = None
     source: str = field(default="these statistics", compare=False, repr=False)
 
+    def __repr__(self) -> str:
+        """Return what they count in one line."""
+        names = {name for name, _ in self.values}
+        samples = "unknown" if self.data.samples is None else self.data.samples
+        return f"Statistics({len(names)} tensors, {samples} samples in {self.feeds} feeds, {self.source})"
+
     @cached_property
     def tensors(self) -> dict[str, TensorStatistics]:
         """Histogram of every tensor."""

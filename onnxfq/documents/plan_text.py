@@ -1,0 +1,69 @@
+"""A plan as plain text: coverage, counts, and the reasons for float."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from onnxfq.support.groups import group_pairs
+
+if TYPE_CHECKING:
+    from onnxfq.documents.plan import Plan, Skipped
+
+
+def coverage_line(plan: Plan) -> str:
+    """Return the coverage as `Conv 52/52, Gemm 1/1`."""
+    return ", ".join(str(row) for row in plan.coverage())
+
+
+def plan_summary(plan: Plan, reasons: int = 6) -> str:
+    """Return coverage, counts, and the most frequent reasons for float."""
+    return "\n".join([*plan_lines(plan), *reason_lines(plan.skipped, reasons)])
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """Return coverage and counts."""
+    return [
+        f"quantized  {coverage_line(plan)}",
+        f"tensors    {_activations(plan)}, {len(plan.weights)} weights",
+    ]
+
+
+def _activations(plan: Plan) -> str:
+    dynamic = [placement.spec.dynamic for placement in plan.placements if placement.role == "activation"]
+    return f"{len(dynamic)} activations{f' ({sum(dynamic)} dynamic)' if any(dynamic) else ''}"
+
+
+_DETAILS = re.compile(r"\(read by .*?\)|'[^']*'|\d+")
+"""Readers, names and numbers: the parts in which sentences of one reason differ."""
+
+
+def reason_lines(skipped: Sequence[Skipped], most: int) -> list[str]:
+    """Return a line for each of the most frequent reasons for float, first for nodes, then for tensors.
+
+    Reasons that differ in readers, names and numbers only share a line, which has the most frequent one.
+    """
+    groups = group_pairs((_DETAILS.sub("", one.why), one) for one in skipped)
+    ordered = sorted(groups.values(), key=lambda alike: (all(x.kind == "tensor" for x in alike), -len(alike)))
+    lines = [f"float      {_reason(alike)}" for alike in ordered[:most]]
+    left = Counter(one.kind for alike in ordered[most:] for one in alike)
+    if left:
+        more = ", ".join(f"{count} more {kind}{'s' * (count > 1)}" for kind, count in sorted(left.items()))
+        lines.append(f"           and {more}; the plan file and the report list all")
+    return lines
+
+
+def _reason(alike: Sequence[Skipped]) -> str:
+    """Return the tensors and nodes of one reason by number and operator, and the reason."""
+    counts = Counter(one.op_type if one.kind == "node" else "tensor" for one in alike)
+    whys = Counter(one.why for one in alike)
+    why = whys.most_common(1)[0][0]
+    first = next(one.name for one in alike if one.why == why)
+    if len(alike) == 1:
+        return f"{next(iter(counts))} {first!r}: {why}"
+    # "Adds (residual)", not "Add (residual)s".
+    kinds = [(count, *what.partition(" (")) for what, count in counts.most_common()]
+    named = ", ".join(f"{count} {what}{'s' * (count > 1)}{sign}{rest}" for count, what, sign, rest in kinds)
+    return f"{named}{f', such as {first!r}' if len(whys) > 1 else ''}: {why}"
