@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -151,25 +151,24 @@ def _lock(handle: int) -> bool:
 def remove_stale(path: Path) -> None:
     """Remove the temporary files and folders of `path` whose processes ended, which leaves them unlocked."""
     for other in path.parent.glob(f"{glob.escape(_prefix(path))}*{_TEMPORARY}"):
-        if _is_abandoned(other):
-            shutil.rmtree(other, ignore_errors=True) if other.is_dir() else other.unlink(missing_ok=True)
+        _remove_abandoned(other)
 
 
-def _is_abandoned(path: Path) -> bool:
-    """Tell whether the file at `path` is unlocked; False if unknown."""
+def _remove_abandoned(path: Path) -> None:
+    """Remove the file or folder at `path` if nobody has its lock.
+
+    The lock is held until it is gone: who has just made it, and locks it next, sees that.
+    """
     if fcntl is None:
-        return False
+        return
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe of that name would wait for a writer
     except OSError:
-        return False
-    try:
+        return
+    with suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    os.close(handle)
 
 
 @contextmanager
@@ -183,8 +182,8 @@ def scratch_folder(place: Path | None = None) -> Iterator[Path]:
         place: the folder of temporary files; that of TMPDIR if None.
     """
     for other in Path(place or tempfile.gettempdir()).glob(f"{_SCRATCH}????????{_TEMPORARY}"):
-        if _is_own_folder(other) and _is_abandoned(other):
-            shutil.rmtree(other, ignore_errors=True)
+        if _is_own_folder(other):
+            _remove_abandoned(other)
     handle, folder = _open_folder(_SCRATCH, place)
     try:
         yield folder

@@ -61,7 +61,7 @@ def test_records_are_frozen():
         ({"name": "a", "nam": 1}, "src: nam: no such field; nearest: name"),
         (
             {"name": "a", "inner": {"width": 1, "widht": 2}},
-            "src: inner.widht: no such field; nearest: width, height",
+            "src: inner.widht: no such field; nearest: width",
         ),
         (
             {"name": "a", "many": [{"width": 1, "xyz": 2}]},

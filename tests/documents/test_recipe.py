@@ -283,7 +283,7 @@ def test_names_that_are_there(tmp_path, override):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("{tensors: [x, conv1/in]}", "tensor 'conv1/in', which the model lacks; nearest: conv1/out"),
+        ("{tensors: [x, conv1/in]}", "tensor 'conv1/in', which the model lacks; known: conv1/out, x"),
         ("{nodes: [heads]}", "node 'heads', which the model lacks; nearest: head"),
         ("{nodes: ['z*']}", "node 'z*', which the model lacks; known: head, layer[0]"),
         ("{op_types: [conv]}", "op type 'conv', which the model lacks; nearest: Conv"),

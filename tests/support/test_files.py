@@ -330,3 +330,25 @@ def test_load_npz_raises_only_what_it_says(tmp_path, kind):
     """Callers turn UNREADABLE into one line: nothing else may come out of a damaged archive."""
     with pytest.raises(UNREADABLE):
         load_npz(damaged(tmp_path, kind))
+
+
+def test_leftovers_are_locked_until_they_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has made a folder, and locks it after others found it free, sees that it is gone."""
+    left = tmp_path / "onnxfq-leftover.part"
+    left.mkdir()
+    fcntl = pytest.importorskip("fcntl")
+    tried: list[Path] = []
+
+    def remove(path: Path, ignore_errors: bool) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+        os.rmdir(path)
+        tried.append(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(temporary.shutil, "rmtree", remove)
+        temporary.remove_stale(tmp_path / "x")
+        with temporary.scratch_folder(tmp_path) as made:
+            assert tried == [left] and made.is_dir() and not left.exists()
