@@ -14,13 +14,14 @@ from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError
 from onnxfq.graph.names import Use
+from onnxfq.graph.patterns.fed_back import CACHES
 from onnxfq.graph.queries import float_type
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.placement.operators import uses_of
 from onnxfq.placement.weighted_ops import activation_placement
 
 ATTENTION = "GroupQueryAttention"
-PASTS, SCALES = {1: 3, 2: 4}, {1: 12, 2: 13}
+PASTS, SCALES = CACHES[ATTENTION], {1: 12, 2: 13}
 """Inputs of GroupQueryAttention: the cache of new keys and values and its scale; outputs have their order."""
 
 

@@ -109,6 +109,11 @@ def test_a_long_chain_of_concats_ends() -> None:
 
 
 STATES = {
+    "names of past and present, one known size": (
+        "float[N,4] x, float[N,2,p,d] past_key_values_0_key, float[N,2,p,d] past_key_values_0_value",
+        "float[N,4] y, float[N,2,t,d] present_0_value, float[N,2,t,d] present_0_key",
+        {"present_0_value": "past_key_values_0_value", "present_0_key": "past_key_values_0_key"},
+    ),
     "shapes": ("float[N,16] x, float[2,1,4] a", "float[N,16] y, float[2,1,4] b", {"b": "a"}),
     "names": ("float[N,16] x, float[N,4] h", "float[N,16] y, float[N,4] hn", {"hn": "h"}),
     "two of one shape": (
@@ -133,6 +138,40 @@ def test_state_that_is_fed_back(name: str) -> None:
     found = judged(build(f"g ({inputs}) => ({outputs}) {{ {lines} }}"))
     assert found.states == states
     assert found.deciding == tuple(output for output in names if output not in states)
+
+
+CACHES = {
+    "one size is known, GroupQueryAttention": (
+        "float[b,2,p,d] past_0_k, float[b,2,p,d] past_0_v",
+        "float[b,2,t,d] now_0_a, float[b,2,t,d] now_0_b",
+        "[at] c, now_0_a, now_0_b = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>"
+        " (a, k, v, past_0_k, past_0_v, len, tot) y = Relu (c)",
+        {"now_0_a": "past_0_k", "now_0_b": "past_0_v"},
+    ),
+    "fixed lengths, Concat behind a Transpose": (
+        "float[1,4,2,8] earlier", "float[1,2,5,8] later",
+        "t = Transpose <perm = [0, 2, 1, 3]> (earlier) n = Relu (k) j = Concat <axis = 2> (t, n)"
+        " later = Identity (j) y = Relu (a)",
+        {"later": "earlier"},
+    ),
+    "a Concat of two computed tensors": (
+        "float[1,2,4,8] first", "float[1,2,5,8] second",
+        "r = Relu (first) n = Relu (k) second = Concat <axis = 2> (r, n) y = Relu (a)",
+        {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_caches_are_state(name: str) -> None:
+    """An output that hands on what it reads of an input is state, whatever names and shapes are."""
+    inputs, outputs, body, states = CACHES[name]
+    given = "float[1,1,32] a, float[1,2,1,8] k, float[1,1,32] v, int32[1] len, int32[1] tot"
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>\n'
+        f"g ({given}, {inputs}) => (float[1,1,32] y, {outputs}) {{ {body} }}"
+    )
+    assert judged(proto).states == states
 
 
 HEADS = {

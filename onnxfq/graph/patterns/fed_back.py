@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import onnx
 
 from onnxfq.graph.index import GraphIndex
@@ -9,24 +12,65 @@ from onnxfq.graph.index import GraphIndex
 _TELLING = 2
 """Known sizes from which equal shapes tell without equal names."""
 
+CACHES: dict[str, dict[int, int]] = {
+    "GroupQueryAttention": {1: 3, 2: 4},
+    "MultiHeadAttention": {1: 6, 2: 7},
+    "DecoderMaskedMultiHeadAttention": {1: 5, 2: 6},
+    "Attention": {1: 4, 2: 5},
+    "Concat": {0: 0},
+}
+"""Outputs of an operator that hand on a cache, and the inputs that take it.
+
+Sources: the operators of ONNX Runtime (ContribOperators.md), Attention-23 of ONNX, and the Concat of past and
+new keys that exporters write. com.microsoft's Attention has both in one, at 4 and 1.
+"""
+
+_MOVERS = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze")
+_ROLES = re.compile(
+    r"past|present|key_values|prev(?:ious)?|new|next|in(?:put)?(?![a-z])|out(?:put)?(?![a-z])|\W|_"
+)
+"""Words by which a name and that of its successor differ."""
+
 
 def find_states(graph: onnx.GraphProto, index: GraphIndex) -> dict[str, str]:
     """Return the outputs that are fed back, with the input that takes each.
 
-    The first input and the first output belong to the task. Another output is a state if another input has
-    its type and shape: the same rank, the same size on each axis where both are known, and either two such
-    axes or a name that begins alike, as `state` and `stateN`. Each input takes one output.
+    A cache is one: an attention, or a Concat, reads an input and returns the output with what is new. The
+    first output belongs to the task, and of other states the first input. Such an output is a state if
+    another input has its type and shape: the same rank, the same size on each axis where both are known, and
+    either two such axes, a name that begins alike, as `state` and `stateN`, or one that differs in words as
+    `past` and `present`. Each input takes one output.
     """
-    inputs = [value.name for value in graph.input if value.name not in index.constants][1:]
-    found: dict[str, str] = {}
-    for output in [value.name for value in graph.output][1:]:
-        free = [name for name in inputs if name not in found.values()]
+    inputs = [value.name for value in graph.input if value.name not in index.constants]
+    outputs = [value.name for value in graph.output][1:]
+    found = {output: past for output in outputs for past in _find_pasts(output, inputs, index)}
+    for output in [name for name in outputs if name not in found]:
+        free = [name for name in inputs[1:] if name not in found.values()]
         fitting = {name: _count_equal(index, output, name) for name in free}
-        named = [name for name in free if fitting[name] >= 0 and _begin_alike(output, name)]
+        named = [name for name in free if fitting[name] >= 0 and _are_named_alike(output, name)]
         alike = named or [name for name in free if fitting[name] >= _TELLING]
         if alike:
             found[output] = alike[0]
     return found
+
+
+def _find_pasts(output: str, inputs: list[str], index: GraphIndex) -> Iterator[str]:
+    """Yield the input whose cache `output` hands on."""
+    made = _follow_back(output, index)
+    node = index.makers.get(made)
+    if node is None:
+        return
+    slot = CACHES.get(node.op_type, {}).get([*node.output].index(made), -1)
+    past = _follow_back(node.input[slot], index) if 0 <= slot < len(node.input) else ""
+    if past in inputs:
+        yield past
+
+
+def _follow_back(name: str, index: GraphIndex) -> str:
+    """Return the tensor whose values `name` has, perhaps at other places."""
+    while name in index.makers and index.makers[name].op_type in _MOVERS:
+        name = index.makers[name].input[0]
+    return name
 
 
 def _count_equal(index: GraphIndex, output: str, name: str) -> int:
@@ -40,6 +84,8 @@ def _count_equal(index: GraphIndex, output: str, name: str) -> int:
     return len(known) if all(size == length for size, length in known) else -1
 
 
-def _begin_alike(output: str, name: str) -> bool:
+def _are_named_alike(output: str, name: str) -> bool:
+    bare = [_ROLES.sub("", text.lower()) for text in (output, name)]
     one, other = ("".join(filter(str.isalpha, text)).lower() for text in (output, name))
-    return bool(one and other) and (one.startswith(other) or other.startswith(one))
+    alike = bool(one and other) and (one.startswith(other) or other.startswith(one))
+    return alike or bool(bare[0]) and bare[0] == bare[1]
