@@ -20,6 +20,7 @@ GpuOption = Annotated[
         "NAME|SM",
         "Keep to the formats of this GPU, such as l4, orin, rtx50, dla or SM89 (repeatable: of all of "
         "them). A recipe that does not run there is refused.",
+        kind="gpus",
     ),
 ]
 TimeOption = Annotated[

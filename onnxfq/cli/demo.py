@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from onnxfq.cli.console import PrintingAll
+from onnxfq.cli.console import Printing
 from onnxfq.cli.option import option
 
 _OUTPUT = option("DIR", "Write to this folder.", "--output", "-o")
 
 
-def demo(output: Annotated[Path, _OUTPUT] = Path("onnxfq-demo"), *, printer: PrintingAll) -> None:
+def demo(output: Annotated[Path, _OUTPUT] = Path("onnxfq-demo"), *, printer: Printing) -> None:
     """Its models and data are there for the other commands, and a page that compares its results."""
     from onnxfq.cli.digits import PER_AXIS, run_demo
     from onnxfq.documents.plan_text import coverage_line

@@ -1,12 +1,79 @@
-"""Names in help that only the libraries know: `{calibrators}` stands for them until help is shown.
+"""Names that only the libraries know, for help and completion; `{calibrators}` stands for them in texts.
 
 Wrong usage is so refused without the imports of the stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
+
+
+def _list_calibrators() -> Iterable[str]:
+    from onnxfq.calibration.calibrators import spellings
+
+    return spellings()
+
+
+def _list_roundings() -> Iterable[str]:
+    from onnxfq.documents.rounding import RECIPE_ROUNDINGS
+
+    return RECIPE_ROUNDINGS
+
+
+def _list_formats() -> Iterable[str]:
+    from onnxfq.interchange import WRITERS
+
+    return WRITERS
+
+
+def _list_metrics() -> Iterable[str]:
+    from onnxfq.metrics import METRICS, RATES
+
+    return [*METRICS, *(f"{name}:ALPHABET" for name in RATES)]
+
+
+def _list_runtimes() -> Iterable[str]:
+    from onnxfq.tools.runtimes import runners
+
+    return runners()
+
+
+def _list_recipes() -> Iterable[str]:
+    from onnxfq.targets.recipes import RECIPES
+
+    return RECIPES
+
+
+def _list_gpus() -> Iterable[str]:
+    from onnxfq.targets.tensorrt.gpus import CAPABILITIES
+
+    return CAPABILITIES
+
+
+def _list_targets(part: str) -> Callable[[], Iterable[str]]:
+    def listed() -> Iterable[str]:
+        from onnxfq.targets.target import collect_parts
+
+        return collect_parts(lambda target: getattr(target, part))
+
+    return listed
+
+
+NAMES: dict[str, Callable[[], Iterable[str]]] = {
+    "calibrators": _list_calibrators,
+    "roundings": _list_roundings,
+    "formats": _list_formats,
+    "metrics": _list_metrics,
+    "runtimes": _list_runtimes,
+    "recipes": _list_recipes,
+    "gpus": _list_gpus,
+    "value_runtimes": lambda: ["onnxruntime", *_list_targets("values")()],
+    "checked_targets": _list_targets("check"),
+    "conversion_targets": _list_targets("conversion"),
+}
+"""Names by kind."""
 
 
 def fill_names(command: Any) -> None:
@@ -14,26 +81,11 @@ def fill_names(command: Any) -> None:
 
     Raises KeyError for an unknown kind.
     """
-    texts = {parameter: getattr(parameter, "help", None) or "" for parameter in command.params}
-    if not any("{" in text for text in texts.values()):
-        return
-    from onnxfq.calibration.calibrators import spellings
-    from onnxfq.documents.rounding import RECIPE_ROUNDINGS
-    from onnxfq.interchange import WRITERS
-    from onnxfq.metrics import METRICS, RATES
-    from onnxfq.targets.target import collect_parts
-    from onnxfq.tools.runtimes import runners
+    for parameter in command.params:
+        text = getattr(parameter, "help", None) or ""
+        parameter.help = re.sub(r"\{(\w+)\}", lambda kind: ", ".join(NAMES[kind[1]]()), text)
 
-    names: dict[str, Iterable[str]] = {
-        "calibrators": spellings(),
-        "roundings": RECIPE_ROUNDINGS,
-        "formats": WRITERS,
-        "metrics": [*METRICS, *(f"{name}:ALPHABET" for name in RATES)],
-        "runtimes": runners(),
-        "value_runtimes": ["onnxruntime", *collect_parts(lambda target: target.values)],
-        "checked_targets": collect_parts(lambda target: target.check),
-        "conversion_targets": collect_parts(lambda target: target.conversion),
-    }
-    for parameter, text in texts.items():
-        if "{" in text:
-            parameter.help = text.format_map({kind: ", ".join(known) for kind, known in names.items()})
+
+def complete(kind: str) -> Callable[[str], list[str]]:
+    """Return what completes the beginning of a name in a shell."""
+    return lambda incomplete: [name for name in NAMES[kind]() if name.startswith(incomplete)]

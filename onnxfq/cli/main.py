@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -90,10 +93,30 @@ class _Group(_Flags, typer.core.TyperGroup):
     pass
 
 
+HELP_ALL = "--help-all"
+_whole: ContextVar[bool] = ContextVar("whole", default=False)
+"""Whether help has every option, and not those of a first day alone."""
+
+
 class _Command(_Flags, typer.core.TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         fill_names(self)
+        folded = [] if _whole.get() else self._fold_panels()
         super().format_help(ctx, formatter)
+        width = shutil.get_terminal_size().columns - 1
+        for line in folded:
+            typer.echo(textwrap.fill(line, width, initial_indent=" ", subsequent_indent="   "))
+
+    def _fold_panels(self) -> list[str]:
+        """Hide the panels behind the first, and return a line for each with its heading and options."""
+        folded: dict[str, list[str]] = {}
+        for parameter in self.params:
+            panel = getattr(parameter, "rich_help_panel", None)
+            if panel is not None and not getattr(parameter, "hidden", False):
+                folded.setdefault(panel, []).append(max(parameter.opts, key=len))
+                parameter.hidden = True  # type: ignore[attr-defined]
+        lines = [f"{panel}: {' '.join(names)}" for panel, names in folded.items()]
+        return [f"More, explained by {HELP_ALL}:", *lines] if lines else []
 
 
 def build_app(names: Sequence[str]) -> typer.Typer:
@@ -145,6 +168,8 @@ def _find_commands(words: Sequence[str]) -> Sequence[str]:
 def _call(given: Sequence[str]) -> object:
     """Run the command line; a subcommand is called alone, because the options before it load a library."""
     names = _find_commands(given)
+    _whole.set(HELP_ALL in given)
+    given = ["--help" if word == HELP_ALL else word for word in given]
     command: Any = typer.main.get_command(build_app(names))
     if given[:1] != names[:1]:
         return command(args=given, standalone_mode=False)

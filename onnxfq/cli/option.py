@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import typer
+
+from onnxfq.cli.known_names import complete
 
 ACCURACY = "Accuracy"
 RECIPE = "Changes of the recipe"
@@ -16,7 +19,9 @@ PRINTED = "What is printed and kept"
 """Panels behind the first one, which has what a first day needs."""
 
 
-def option(metavar: str | None, text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+def option(
+    metavar: str | None, text: str, *names: str, panel: str | None = None, kind: str = "", **more: Any
+) -> Any:
     """Return an option of one value.
 
     Args:
@@ -24,8 +29,12 @@ def option(metavar: str | None, text: str, *names: str, panel: str | None = None
         text: its help; `{calibrators}` and the like stand for names, see `known_names`.
         names: its spellings, unless the name of the parameter gives the only one.
         panel: None for the first.
+        kind: of the names that a shell completes, in `known_names`; without one those in `text`, if any.
         more: as of `typer.Option`.
     """
+    kind = kind or next(iter(re.findall(r"\{(\w+)\}", text)), "")
+    if kind:
+        more["autocompletion"] = complete(kind)
     return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **more)
 
 

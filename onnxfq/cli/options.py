@@ -55,13 +55,14 @@ RayOption = Annotated[
     option("ADDRESS|local", "Distribute the work over a Ray cluster.", "--ray", panel=RUNNING),
 ]
 _RECIPE = "Use this recipe of `onnxfq recipes`, or this YAML file"
-RecipeOption = Annotated[str, option("NAME|FILE", f"{_RECIPE}.", "--recipe")]
+RecipeOption = Annotated[str, option("NAME|FILE", f"{_RECIPE}.", "--recipe", kind="recipes")]
 RecipesOption = Annotated[
     list[str] | None,
     option(
         "NAME|FILE",
         f"{_RECIPE} (repeatable: OUT is a folder then).",
         "--recipe",
+        kind="recipes",
         show_default=DEFAULT_RECIPE,
     ),
 ]

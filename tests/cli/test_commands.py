@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -500,7 +501,7 @@ def test_recipes_lists_all(run: Run) -> None:
     assert json.loads(run("recipes --schema")) == recipe_schema()
 
 
-def test_help_in_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_in_panels(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """--help begins with what most users need; flags show no type, and 80 columns break no word."""
     monkeypatch.setenv("COLUMNS", "80")
     app = build_app(COMMANDS)
@@ -508,8 +509,13 @@ def test_help_in_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [shown.index(title) for title in PANELS]
     assert places == sorted(places) and shown.index("handoff") < places[1]
     for name in COMMANDS:
-        page = CliRunner().invoke(app, [name, "--help"]).output
+        folded = CliRunner().invoke(app, [name, "--help"]).output
+        assert "bool" not in folded and "…" not in folded and len(folded.splitlines()) <= 55
+        assert main([name, "--help-all"]) == 0
+        page = capfd.readouterr().out
         assert "bool" not in page and "…" not in page
+        hidden = set(re.findall(r"--[\w-]+", page)) - set(re.findall(r"--[\w-]+", folded))
+        assert not hidden, (name, hidden)
         command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
         fill_names(command)
         for parameter in command.params:
@@ -525,10 +531,21 @@ def test_every_command_prints_json(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"), [("onnxfq ev", "evaluate"), ("onnxfq quantize --rec", "--recipe")]
+    ("typed", "found"),
+    [
+        ("onnxfq ev", "evaluate"),
+        ("onnxfq quantize --rec", "--recipe"),
+        ("onnxfq quantize --recipe openv", "openvino-int8"),
+        ("onnxfq quantize --calibrator entr", "entropy"),
+        ("onnxfq quantize --gpu l40s", "l40s"),
+        ("onnxfq quantize --device cud", "cuda"),
+        ("onnxfq check --target openv", "openvino"),
+        ("onnxfq evaluate --metric neigh", "neighbours"),
+        ("onnxfq evaluate --runtime openv", "openvino"),
+    ],
 )
 def test_completion_of_the_shell(typed: str, found: str) -> None:
-    """In bash, a subcommand and an option of one are completed; the call imports only that subcommand."""
+    """In bash, subcommands, options and values are completed; the call imports only that subcommand."""
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     program = "import sys; sys.argv = ['onnxfq']; from onnxfq.__main__ import main; sys.exit(main())"
     ended = subprocess.run(

@@ -125,7 +125,7 @@ def test_help_breaks_no_value(
     """At 80 columns the choices of an option stand on one line, and nothing is cut."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
-    assert main([command, "--help"]) == 0
+    assert main([command, "--help"]) == main([command, "--help-all"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert not [line for line in lines if re.search(r"<[^>=]*$", line) or "\u2026" in line]
