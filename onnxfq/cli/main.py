@@ -105,7 +105,11 @@ class _Command(_Flags, typer.core.TyperCommand):
         super().format_help(ctx, formatter)
         width = shutil.get_terminal_size().columns - 1
         for line in folded:
-            typer.echo(textwrap.fill(line, width, initial_indent=" ", subsequent_indent="   "))
+            typer.echo(
+                textwrap.fill(
+                    line, width, initial_indent=" ", subsequent_indent="   ", break_on_hyphens=False
+                )
+            )
 
     def _fold_panels(self) -> list[str]:
         """Hide the panels behind the first, and return a line for each with its heading and options."""

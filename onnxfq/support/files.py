@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary as temporary_files
-from onnxfq.support.outputs import WrittenFile, check_apart, check_not_read, finish_or_wait, writing
+from onnxfq.support.outputs import (
+    WrittenFile,
+    check_apart,
+    check_not_read,
+    finish_or_wait,
+    make_parents,
+    writing,
+)
 
 
 def check_writable(path: Path) -> None:
@@ -21,8 +28,10 @@ def check_writable(path: Path) -> None:
     if os.path.islink(path) and os.path.islink(os.path.realpath(path)):
         raise OutputError(f"cannot write {path}: it is a link that leads to itself; remove it")
     folder = Path(os.path.realpath(path)).parent if os.path.islink(path) else path.parent
+    while not os.path.lexists(folder) and folder != folder.parent:  # it will be made
+        folder = folder.parent
     if not os.path.isdir(folder):
-        raise OutputError(f"cannot write {path}: folder {folder} does not exist; create it first")
+        raise OutputError(f"cannot write {path}: {folder} is no folder; choose another place")
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -51,9 +60,9 @@ def replace_file(path: str | Path) -> Iterator[Path]:
 
     If the system supports it, the file has no name until it is complete: a killed process leaves nothing.
     Otherwise the file lies next to `path`, and the next process that writes `path` removes the leftovers of
-    killed processes. A link is kept, and its target is replaced. Within `write_together` the file waits for
-    the others of the command.
-    Raises OutputError if the folder is missing or not writable, or if writing fails.
+    killed processes. A link is kept, and its target is replaced. A missing folder is made. Within
+    `write_together` the file waits for the others of the command.
+    Raises OutputError if the folder is not writable, or if writing fails.
     """
     path = Path(path)
     check_writable(path)
@@ -61,13 +70,13 @@ def replace_file(path: str | Path) -> Iterator[Path]:
         path = Path(os.path.realpath(path))
     check_not_read(path)
     named = None
-    with writing(path):
+    with writing(path), make_parents(path) as made:
         handle = temporary_files.open_unnamed(path.parent)
         if handle is None:
             temporary_files.remove_stale(path)
             handle, named = temporary_files.open_temporary(path)
     temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
-    with _place(WrittenFile(handle, named, path), temporary, 0o666):
+    with _place(WrittenFile(handle, named, path, made=made), temporary, 0o666):
         yield temporary
 
 
@@ -81,10 +90,10 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(os.path.realpath(path))
     check_folder(path)
-    with writing(path):
+    with writing(path), make_parents(path) as made:
         temporary_files.remove_stale(path)
         handle, folder = temporary_files.open_temporary_folder(path)
-    with _place(WrittenFile(handle, folder, path, is_folder=True), folder, 0o777):
+    with _place(WrittenFile(handle, folder, path, is_folder=True, made=made), folder, 0o777):
         yield folder
 
 
@@ -136,16 +145,8 @@ def make_folder(path: str | Path | None) -> Iterator[Path | None]:
             f"several models are written into a folder, and {folder} names a file; give a folder"
         )
     check_writable(folder / "any" if folder.exists() else folder)
-    is_new = not folder.exists()
-    with writing(folder):
-        folder.mkdir(exist_ok=True)
-    try:
+    with make_parents(folder / "any"):
         yield folder
-    except BaseException:
-        if is_new:
-            with suppress(OSError):  # something else has put files there
-                folder.rmdir()
-        raise
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -6,8 +6,8 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ class WrittenFile:
         named: its temporary name; None without one.
         path: where it belongs.
         is_folder: whether it is a folder, which replaces nothing but an empty one.
+        made: folders that were made for it, the outermost first.
         taken: whether it has its name.
         former: temporary name of the file that stands at the path, by which it is restored.
         was_empty: whether an empty folder stands at the path.
@@ -36,6 +37,7 @@ class WrittenFile:
     named: Path | None
     path: Path
     is_folder: bool = False
+    made: tuple[Path, ...] = ()
     taken: bool = False
     former: Path | None = None
     was_empty: bool = False
@@ -99,6 +101,28 @@ class WrittenFile:
         for handle in (self.handle, self._lock):
             if handle is not None:
                 os.close(handle)
+        remove_empty(self.made)
+
+
+@contextmanager
+def make_parents(path: Path) -> Iterator[tuple[Path, ...]]:
+    """Make the folders above `path` that are missing, and yield them; they go again if the block raises."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    made = tuple(reversed(missing))
+    try:
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        yield made
+    except BaseException:
+        remove_empty(made)
+        raise
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove the empty ones of folders in each other, the outermost first."""
+    for folder in reversed(folders):
+        with suppress(OSError):  # it has files
+            folder.rmdir()
 
 
 def folder_bytes(folder: Path) -> int:

@@ -110,10 +110,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "unknown calibrator": (f"{GOOD} --calibrator mean", "unknown calibrator 'mean'"),
     "percentile out of range": (f"{GOOD} --calibrator percentile:101", "must be a number from 50 to 100"),
     "missing data": (on("none.npz"), "no such file or folder: none.npz"),
-    "output in a missing folder": (
-        f"{GOOD[:-8]}none/out.onnx",
-        "folder none does not exist; create it first",
-    ),
     "output under a file": (f"{GOOD[:-8]}data.npz/out.onnx", "cannot write data.npz/out.onnx"),
     "output is the model": (
         f"{GOOD[:-8]}model.onnx",
@@ -121,7 +117,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "name too long": (f"{GOOD[:-8]}{'a' * 300}.onnx", "File name too long"),
     "report is the output": (f"{GOOD} --report out.onnx", "output out.onnx is another file of this command"),
-    "artifacts in a missing folder": (f"{GOOD} --artifacts none/kept", "folder none does not exist"),
     "half inputs of a float model": (f"{GOOD} --float-io", "--float-io needs --float fp16 or bf16"),
     "unknown float type": (f"{GOOD} --float fp17", "'--float': 'fp17' is not one of 'fp32'"),
     "conversion of a float model": (

@@ -17,7 +17,8 @@ import pytest
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary
 from onnxfq.support.arrays import UNREADABLE, load_npz
-from onnxfq.support.files import check_writable, replace_file, write_text
+from onnxfq.support.files import check_writable, make_folder, replace_file, replace_folder, write_text
+from onnxfq.support.outputs import write_together
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
 
@@ -90,7 +91,7 @@ def test_what_is_no_file_is_left_alone(tmp_path, make):
 
 
 def test_a_link_stays(tmp_path, unnamed):
-    """The file that a link leads to is replaced, be it there or not; a folder that is missing is named."""
+    """The file that a link leads to is replaced, be it there or not; a folder that is missing is made."""
     (tmp_path / "far").mkdir()
     (tmp_path / "a").symlink_to("far/b")
     for text in ("new", "newer"):
@@ -98,8 +99,8 @@ def test_a_link_stays(tmp_path, unnamed):
         assert (tmp_path / "a").is_symlink() and (tmp_path / "far" / "b").read_text() == text
     assert [p.name for p in (tmp_path / "far").iterdir()] == ["b"]
     (tmp_path / "c").symlink_to("nowhere/b")
-    with pytest.raises(OutputError, match="folder .*nowhere does not exist"):
-        write_text(tmp_path / "c", "text")
+    write_text(tmp_path / "c", "text")
+    assert (tmp_path / "c").is_symlink() and (tmp_path / "nowhere" / "b").read_text() == "text"
 
 
 def test_a_full_disk_for_temporary_files():
@@ -248,9 +249,8 @@ def test_rights_are_those_of_any_new_file(tmp_path, mask):
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        pytest.param("missing/a", "folder {tmp}/missing does not exist; create it first", id="no folder"),
         pytest.param("folder", "{tmp}/folder: it is a folder; give a file name", id="a folder"),
-        pytest.param("file/a", "folder {tmp}/file does not exist", id="a file as folder"),
+        pytest.param("file/a", "{tmp}/file is no folder; choose another place", id="a file as folder"),
         pytest.param("x" * 300, "File name too long; choose another place", id="name too long"),
     ],
 )
@@ -264,6 +264,23 @@ def test_places_that_cannot_be_written(tmp_path, where, words):
     assert words.format(tmp=tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    """A file and a folder bring the folders above them, which go again if nothing comes of them."""
+    write_text(tmp_path / "a/b/c.txt", "x")
+    assert (tmp_path / "a/b/c.txt").read_text() == "x"
+    with replace_folder(tmp_path / "d/e") as made:
+        (made / "f").touch()
+    assert (tmp_path / "d/e/f").exists()
+    for writing in (replace_file, replace_folder, make_folder):
+        with pytest.raises(RuntimeError), writing(tmp_path / "g/h/i"):
+            raise RuntimeError
+        assert not (tmp_path / "g").exists(), writing
+    with pytest.raises(RuntimeError), write_together([tmp_path / "k/l"]):
+        write_text(tmp_path / "k/l", "x")
+        raise RuntimeError
+    assert not (tmp_path / "k").exists()
 
 
 def test_a_folder_without_permission(tmp_path, monkeypatch):
