@@ -27,6 +27,7 @@ from onnxfq.support.arrays import (
     load_npz,
     npz_names,
 )
+from onnxfq.support.other_words import DATA_FILES
 from onnxfq.support.reading import open_input
 from onnxfq.support.records import join_lines
 
@@ -53,7 +54,8 @@ def _faults(path: str | Path, kind: str = ".npz", call: str = "savez(path, INPUT
         raise DataError(f"{path} is a single array; save it by input name: numpy.{call}") from None
     except UNREADABLE as fault:
         text = join_lines(getattr(fault, "strerror", None) or fault)
-        raise DataError(f"{path} is not a readable {kind} ({text}); write it with numpy.{call}") from None
+        remedy = DATA_FILES.get(Path(path).suffix.lower(), f"write it with numpy.{call}")
+        raise DataError(f"{path} is not a readable {kind} ({text}); {remedy}") from None
 
 
 def read_arrays(path: Path, inputs: Inputs) -> Arrays:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,9 @@ class DataOptions:
                 raise DataError(f"{option} is {width}x{height}, more than {MOST_PIXELS:,} pixels; give less")
         for option in ("scale", "mean", "std"):
             value = getattr(self, option)
+            numbers = () if value is None else np.ravel(np.asarray(value, object))
+            if not all(isinstance(one, Real | np.number) for one in numbers):
+                raise DataError(f"{option} is {value!r:.40}; give a number, or one for each channel")
             if value is not None and not np.isfinite(value).all():
                 raise DataError(f"{option} is {value}; give finite numbers")
             if value is not None and option != "mean" and not np.all(value):

@@ -32,6 +32,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import data_files
 from onnxfq.graph.io.load import read_model
 from onnxfq.support.files import replace_folder, write_text
+from onnxfq.support.other_words import HUGGING_FACE
 from onnxfq.support.outputs import writing
 from onnxfq.support.reading import is_inside
 from onnxfq.support.readings import reading
@@ -84,9 +85,9 @@ class GenaiFolder:
     def read(cls, path: Path) -> GenaiFolder:
         """Read the configuration. Raises ModelError for a folder that GenAI would not load."""
         if not (path / CONFIG).exists():
-            raise ModelError(
-                f"cannot read {path / CONFIG}; give a folder of ONNX Runtime GenAI, or the path of a model"
-            )
+            of_hub = (path / "config.json").exists()
+            remedy = f": {HUGGING_FACE.format(path)}" if of_hub else ", or the path of a model"
+            raise ModelError(f"cannot read {path / CONFIG}; give a folder of ONNX Runtime GenAI{remedy}")
         config = read_document(cls._inside(path, CONFIG), _GenaiConfig, ModelError).model
         model = cls._inside(path, config.decoder.filename)
         if not model.is_file():
@@ -263,7 +264,7 @@ def open_folders(function: Function) -> Function:
     """Return a function of a model, data and perhaps an output that takes a folder too, see `open_folder`."""
 
     @functools.wraps(function)
-    def call(model: Any, data: Any, *output: Any, **options: Any) -> Any:
+    def call(model: Any, data: Any = None, *output: Any, **options: Any) -> Any:
         if isinstance(options.get("recipe"), list) and _is_folder(model):
             raise ModelError(f"{model}: a folder of GenAI takes one recipe at a time; quantize it with each")
         limit = getattr(options.get("options"), "data", DataOptions()).limit

@@ -44,7 +44,7 @@ Recipes = TypeVar("Recipes", bound=AnyRecipe)
 @overload
 def quantize(
     model: str | Path | onnx.ModelProto,
-    data: Data | None,
+    data: Data | None = None,
     output: str | Path | None = None,
     *,
     recipe: AnyRecipe = DEFAULT_RECIPE,
@@ -57,7 +57,7 @@ def quantize(
 @overload
 def quantize(
     model: str | Path | onnx.ModelProto,
-    data: Data | None,
+    data: Data | None = None,
     output: str | Path | None = None,
     *,
     recipe: list[Recipes],
@@ -72,7 +72,7 @@ def quantize(
 @open_folders
 def quantize(
     model: str | Path | onnx.ModelProto,
-    data: Data | None,
+    data: Data | None = None,
     output: str | Path | None = None,
     *,
     recipe: AnyRecipe | list[Recipes] = DEFAULT_RECIPE,

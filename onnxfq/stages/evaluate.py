@@ -30,6 +30,7 @@ from onnxfq.passes.equalize import is_equalized
 from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
+from onnxfq.quantized.forms import is_quantized
 from onnxfq.quantized.input_ranges import InputRanges
 from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -88,6 +89,8 @@ def evaluate(
     data = data if feeds_given is None else feeds_given
     candidates = {name: with_float_caches(_read_runnable(find_decoder(one))) for name, one in given.items()}
     notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
+    if is_quantized(base) and not any(map(is_quantized, candidates.values())):
+        notes.append("the reference is quantized and no candidate is: the float model comes first")
     if kernels == "integer":
         for name, proto in candidates.items():
             candidates[name] = _with_integers(name, proto, notes)

@@ -15,7 +15,7 @@ from onnxfq.choices import MOST_THREADS, DeviceChoice
 from onnxfq.data import DEFAULT_BATCH, Data, DataOptions, Feeds
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions
-from onnxfq.errors import DataError
+from onnxfq.errors import ArgumentError, DataError
 from onnxfq.runtime.random_numbers import explain_draws
 from onnxfq.stages.batch_axis import find_mixing
 from onnxfq.stages.observers import ObserveOptions
@@ -78,6 +78,9 @@ def shows_progress(function: Function) -> Function:
     @functools.wraps(function)
     def call(*given: Any, **keywords: Any) -> Any:
         options: RunOptions | None = keywords.get("options")
+        if not isinstance(options, RunOptions | None):
+            part = ", as its part data" if isinstance(options, DataOptions) else ""
+            raise ArgumentError(f"options is a {type(options).__name__}; give onnxfq.RunOptions(...){part}")
         with show_progress(None if options is None else options.progress) as shown:
             if shown:
                 keywords["options"] = replace(options or RunOptions(), progress=shown)

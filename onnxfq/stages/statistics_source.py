@@ -15,6 +15,7 @@ from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.limits import with_limits
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
+from onnxfq.targets.recipes import name_dataless
 
 GROWTH = 0.05
 """Share of its width by which a range grows from which on it counts as grown."""
@@ -84,8 +85,8 @@ def gather_statistics(
         return GatheredStatistics(found, found)
     if feeds is None and plan.activations:
         raise DataError(
-            f"recipe {plan.recipe} needs data to observe {len(plan.activations)} activations; give data, or "
-            "statistics from `onnxfq observe`"
+            f"recipe {plan.recipe} needs data to observe {len(plan.activations)} activations; give data, "
+            f"statistics from `onnxfq observe`, or a recipe that needs neither{name_dataless(plan.target)}"
         )
     plan = plan if feeds is None else with_limits(plan, model)
     if feeds is None or not plan.activations:

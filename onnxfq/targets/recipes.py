@@ -64,6 +64,14 @@ def find_wider(recipe: Recipe) -> str:
     return name if scheme is not None and scheme.qtype.bits < 8 and name in RECIPES else ""
 
 
+def name_dataless(target: str) -> str:
+    """Return `, as onnxruntime-uint8-dynamic`: the recipes of a target that observe nothing; "" for none."""
+    of_target = {name: recipe.activations for name, recipe in RECIPES.items() if recipe.target == target}
+    # A scale of e4m3 has a global one, which is observed.
+    names = [n for n, one in of_target.items() if one is None or (one.dynamic and one.scale_type != "e4m3")]
+    return f", as {', '.join(names)}" if names else ""
+
+
 class _Document(Recipe):
     """A recipe file: a recipe, and the one that it starts from."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -12,7 +13,7 @@ import google.protobuf.message
 import onnx
 from onnx import shape_inference
 
-from onnxfq.errors import ModelError
+from onnxfq.errors import ArgumentError, ModelError
 from onnxfq.graph.checker import check_model
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.scratch_file import current_scratch
@@ -35,6 +36,7 @@ from onnxfq.graph.normalize.stored_scales import find_stored_scales
 from onnxfq.graph.normalize.write_out_functions import lower_opset, write_out_functions
 from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredWeight
+from onnxfq.support.other_words import MODEL_FILES
 from onnxfq.support.reading import open_input, read_bytes
 from onnxfq.support.records import join_lines
 
@@ -141,6 +143,9 @@ def read_model(
     """
     if isinstance(model, onnx.ModelProto):
         read = _from_proto(model)
+    elif not isinstance(model, str | os.PathLike):
+        kind = f"{type(model).__module__}.{type(model).__name__}"
+        raise ArgumentError(f"the model is of type {kind}; give a path or an onnx.ModelProto")
     else:
         read = _from_path(Path(model), data, sizes.limit_in_memory(in_memory))
     _check(read[0], read[2])
@@ -212,7 +217,8 @@ def _read(path: Path, in_memory: int) -> tuple[onnx.ModelProto, hashlib._Hash]:
     except OSError as fault:
         raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
     except (google.protobuf.message.DecodeError, ValueError):
-        raise ModelError(f"{path} is not an ONNX file, or it is damaged; export it again") from None
+        remedy = MODEL_FILES.get(path.suffix.lower(), "export it again")
+        raise ModelError(f"{path} is not an ONNX file, or it is damaged; {remedy}") from None
 
 
 def _check(proto: onnx.ModelProto, source: str) -> None:
