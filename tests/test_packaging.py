@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +140,32 @@ def test_the_citation_names_the_version() -> None:
     assert [author["name"] for author in cited["authors"]] == re.findall(
         r'^authors = .*name = "(.*?)"', text, re.M
     )
+
+
+def configure(folder: Path, **variables: str) -> str:
+    """Return what CMake says of the library, with these variables of the environment."""
+    command = shutil.which("cmake")
+    if command is None or shutil.which("ninja") is None:
+        pytest.skip("no CMake or Ninja")
+    line = [command, "-G", "Ninja", "-S", str(ROOT / "custom_ops"), "-B", str(folder / "made")]
+    ended = subprocess.run(line, env=os.environ | variables, capture_output=True, text=True)
+    return " ".join(f"{ended.stdout} {ended.stderr}".split())
+
+
+def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path: Path) -> None:
+    """The first and only error names the packages of each system."""
+    for tool in ("cmake", "ninja"):
+        if shutil.which(tool) is not None:
+            (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+    said = configure(tmp_path, PATH=str(tmp_path), CXX="", CC="")
+    assert (
+        said.count("CMake Error") == 1
+        and "needs a C++17 compiler, and there is none; install it with" in said
+    )
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
+def test_a_build_for_cpus_compiles_no_kernel_for_gpus(tmp_path: Path) -> None:
+    """The variable that asks for the runtime of CPUs leaves the CUDA compiler out."""
+    assert "without CUDA kernels" in configure(tmp_path, ONNXFQ_RUNTIME="cpu")
+    assert "kernels for" in configure(tmp_path, ONNXFQ_RUNTIME="gpu")
