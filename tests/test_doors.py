@@ -41,7 +41,7 @@ def test_files_of_other_kinds_as_model(tmp_path: Path, name: str, remedy: str) -
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("d.pt", "torch.load(path).numpy()"),
+        ("d.pt", "INPUT=tensor.numpy()"),
         ("d.csv", "numpy.loadtxt"),
         ("d.mp4", "ffmpeg -i FILE"),
         ("d.parquet", "module:function"),

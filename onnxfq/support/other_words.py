@@ -51,7 +51,7 @@ HUGGING_FACE = "python -m onnxruntime_genai.models.builder -i {} -o OUT -p fp32 
 """Remedy for a folder with the config.json of transformers, and without that of GenAI."""
 
 DATA_FILES = {
-    **dict.fromkeys((".pt", ".pth"), "write it by numpy.savez('data.npz', INPUT=torch.load(path).numpy())"),
+    **dict.fromkeys((".pt", ".pth"), "write it by numpy.savez('data.npz', INPUT=tensor.numpy())"),
     **dict.fromkeys((".csv", ".tsv"), "write it by numpy.save('data.npy', numpy.loadtxt(path, 'f4'))"),
     **dict.fromkeys((".mp4", ".avi", ".mov", ".mkv"), "give its frames: ffmpeg -i FILE -r 1 frames/%05d.png"),
     **dict.fromkeys((".wav", ".flac", ".mp3"), "give its samples as an array of the model's input"),
