@@ -47,9 +47,9 @@ def __getattr__(name: str) -> Any:
     except AttributeError:
         if name in names or name[:1] == "_":
             raise
-        from onnxfq.support.other_words import FUNCTIONS
+        from onnxfq.choices import OTHER_NAMES
 
-        hint = f"; write {FUNCTIONS[name]}" if name in FUNCTIONS else errors.nearest(name, names)
+        hint = f"; write {OTHER_NAMES[name]}" if name in OTHER_NAMES else errors.nearest(name, names)
         raise AttributeError(f"module 'onnxfq' has no attribute {name!r}{hint}") from None
 
 

@@ -72,3 +72,14 @@ TOLERANCE_DB = 20.0
 Two correct kernels that round at different places differ in a few values by one step, and each later layer
 adds more: 40 dB a few layers down, 26 dB at the end of a residual network of 20 layers in float16.
 """
+
+OTHER_NAMES = {
+    "quantize_static": "onnxfq.quantize",
+    "quantize_dynamic": "onnxfq.quantize(..., recipe='onnxruntime-uint8-dynamic')",
+    "quant_pre_process": "onnxfq.quantize, which needs no preparation",
+    "quantize_with_accuracy_control": "onnxfq.quantize(..., accuracy=onnxfq.AccuracyTarget(max_drop=...))",
+    "QuantizationSimModel": "onnxfq.torch.quantize_module",
+    "TensorQuantizer": "onnxfq.torch.FakeQuantize",
+    "auto_quantize": "onnxfq.sensitivity",
+}
+"""Functions and classes of other quantizers, and what stands for them here."""

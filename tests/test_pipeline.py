@@ -78,7 +78,7 @@ def test_nothing_is_written_without_an_output(workdir: Path) -> None:
     before = sorted(workdir.iterdir())
     result = quantize("model.onnx", "data.npz")
     assert sorted(workdir.iterdir()) == before
-    assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant"]
+    assert [c.candidate for c in result.evaluation.candidates] == ["simulated"]
     assert list(result.seconds) == [
         "plan",
         "observe",
@@ -232,7 +232,7 @@ REFUSED = {
     "wrong name": (lambda: quantize("model.onnx", [{"y": FEEDS[0]["x"]}], "o.onnx"), DataError),
     "wrong shape": (lambda: quantize("model.onnx", [{"x": FEEDS[0]["x"][:, :2]}], "o.onnx"), DataError),
     "NaN": (lambda: quantize("model.onnx", [{"x": FEEDS[0]["x"] * np.nan}], "o.onnx"), DataError),
-    "no folder": (lambda: quantize("model.onnx", "data.npz", "none/o.onnx"), OutputError),
+    "a file as folder": (lambda: quantize("model.onnx", "data.npz", "data.npz/o.onnx"), OutputError),
     "folder as output": (lambda: quantize("model.onnx", "data.npz", "."), OutputError),
     "model as output": (lambda: quantize("model.onnx", "data.npz", "model.onnx"), OutputError),
     "data as output": (lambda: quantize("model.onnx", "data.npz", "data.npz"), OutputError),

@@ -74,9 +74,10 @@ def test_keywords_of_others_have_hints(word: str) -> None:
 
 def test_what_is_written_for_others_exists() -> None:
     """Every function that a hint names is public, and every argument is one of quantize."""
-    from onnxfq.support.other_words import FUNCTIONS, KEYWORDS
+    from onnxfq.choices import OTHER_NAMES
+    from onnxfq.support.other_words import KEYWORDS
 
-    for text in FUNCTIONS.values():
+    for text in OTHER_NAMES.values():
         module, _, name = text.split("(")[0].split(",")[0].rpartition(".")
         assert callable(getattr(importlib.import_module(module), name)), text
     taken = inspect.signature(onnxfq.quantize).parameters

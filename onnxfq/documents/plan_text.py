@@ -1,29 +1,26 @@
-"""A plan as plain text: coverage, counts, and the reasons for float."""
+"""A `Plan` as plain text: coverage, counts, and the reasons for float. It is below plans, which print it."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from onnxfq.support.groups import group_pairs
 
-if TYPE_CHECKING:
-    from onnxfq.documents.plan import Plan, Skipped
 
-
-def coverage_line(plan: Plan) -> str:
+def coverage_line(plan: Any) -> str:
     """Return the coverage as `Conv 52/52, Gemm 1/1`."""
     return ", ".join(str(row) for row in plan.coverage())
 
 
-def plan_summary(plan: Plan, reasons: int = 6) -> str:
+def plan_summary(plan: Any, reasons: int = 6) -> str:
     """Return coverage, counts, and the most frequent reasons for float."""
     return "\n".join([*plan_lines(plan), *reason_lines(plan.skipped, reasons)])
 
 
-def plan_lines(plan: Plan) -> list[str]:
+def plan_lines(plan: Any) -> list[str]:
     """Return coverage and counts."""
     return [
         f"quantized  {coverage_line(plan)}",
@@ -31,7 +28,7 @@ def plan_lines(plan: Plan) -> list[str]:
     ]
 
 
-def _activations(plan: Plan) -> str:
+def _activations(plan: Any) -> str:
     dynamic = [placement.spec.dynamic for placement in plan.placements if placement.role == "activation"]
     return f"{len(dynamic)} activations{f' ({sum(dynamic)} dynamic)' if any(dynamic) else ''}"
 
@@ -40,7 +37,7 @@ _DETAILS = re.compile(r"\(read by .*?\)|'[^']*'|\d+")
 """Readers, names and numbers: the parts in which sentences of one reason differ."""
 
 
-def reason_lines(skipped: Sequence[Skipped], most: int) -> list[str]:
+def reason_lines(skipped: Sequence[Any], most: int) -> list[str]:
     """Return a line for each of the most frequent reasons for float, first for nodes, then for tensors.
 
     Reasons that differ in readers, names and numbers only share a line, which has the most frequent one.
@@ -55,7 +52,7 @@ def reason_lines(skipped: Sequence[Skipped], most: int) -> list[str]:
     return lines
 
 
-def _reason(alike: Sequence[Skipped]) -> str:
+def _reason(alike: Sequence[Any]) -> str:
     """Return the tensors and nodes of one reason by number and operator, and the reason."""
     counts = Counter(one.op_type if one.kind == "node" else "tensor" for one in alike)
     whys = Counter(one.why for one in alike)

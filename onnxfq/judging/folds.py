@@ -113,9 +113,9 @@ class Folds:
         except OnnxfqError:
             return None
         models = self._models[candidate]
-        openers = {"fake-quant": _open_each(models, self._parts, session.judged.choices)}
+        openers = {"simulated": _open_each(models, self._parts, session.judged.choices)}
         how: dict[str, Any] = {"device": "cpu", "exact": True, "openers": openers}
-        return session.score({"fake-quant": models[0]}, among, self.options, **how)
+        return session.score({"simulated": models[0]}, among, self.options, **how)
 
     def rescore(self, candidate: Candidate, first: Evaluation, among: Sequence[Feed]) -> Evaluation:
         """Return `first`, the scores of the only form of `candidate`, with what the folds have."""

@@ -201,7 +201,7 @@ class Budget:
 
     def announce(self) -> None:
         """Tell what is tried, and how much of the budget is gone."""
-        if math.isfinite(self._given):
+        if math.isfinite(self._given) and math.isfinite(self.left):
             announce(self.trying, round(self._given - self.left), round(self._given))
         else:
             announce(self.trying)

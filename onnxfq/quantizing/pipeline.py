@@ -34,7 +34,6 @@ from onnxfq.stages.options import QuantizeOptions, RunOptions, shows_progress
 from onnxfq.stages.write import write_model
 from onnxfq.support.clock import Clock
 from onnxfq.support.files import make_folder
-from onnxfq.support.progress import announce
 from onnxfq.targets.onnxruntime.releases import release_of
 
 AnyRecipe = str | Path | Recipe
@@ -100,7 +99,6 @@ def quantize(
     accuracy = accuracy or AccuracyTarget()
     if isinstance(recipe, list):
         return _quantize_each(model, data, output, recipe, sources, accuracy, options)
-    announce("read")
     check_model_output(output, model, data, sources.statistics, sources.moments, sources.encodings, recipe)
     chosen, clock = load_written_recipe(recipe, options), Clock()
     session = open_inputs(
@@ -129,7 +127,6 @@ def _run_stages(
         candidate, trials = improve(judge, start, REMEDIES, finish)
         clock.lap("remedies")
         candidate, forms = finish_proven(judge, candidate, forms, clock, runs)
-    announce("write")
     write_model(forms.qdq, output, candidate.session.kept, options.threads)
     clock.lap("write")
     return _join_result(candidate, forms, trials, judge, clock)

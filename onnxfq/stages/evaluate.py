@@ -186,7 +186,7 @@ def compare_forms(
     qdq = with_float_caches(qdq)
     one_form = lacking or qdq is simulation or (twins and not options.exact)
     switched = None if is_large(simulation) else switch_activations(simulation)
-    candidates = {"fake-quant": switched or simulation} | ({} if one_form else {"Q/DQ": qdq})
+    candidates = {"simulated": switched or simulation} | ({} if one_form else {"Q/DQ": qdq})
     found = inputs.score(
         candidates if feeds else {},
         feeds,

@@ -41,6 +41,7 @@ from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.options import QuantizeOptions, RunOptions, open_feeds
 from onnxfq.stages.score import score_models
+from onnxfq.support.progress import announce
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import prepare_model, target_by_name
 
@@ -181,6 +182,7 @@ def open_inputs(
         DataError: for data that cannot be opened.
         RuntimeLibraryError: for a device that cannot be used.
     """
+    announce("read")
     choose_device(options.device)  # report a missing device now, not after planning
     folder = None if output is None else Path(output).parent
     # The caller holds a given model; its weights are not copied in memory.

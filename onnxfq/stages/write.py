@@ -22,6 +22,7 @@ from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.segmented_session import open_in_segments
 from onnxfq.runtime.session import NoKernelError, Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
+from onnxfq.support.progress import announce
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def write_model(
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
                 log.warning("output %s of the quantized model is NaN on the first feed", name)
 
+    announce("write")
     if output is not None:
         save(proto, output, try_out)
 

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 _OVERRIDE = "recipe=onnxfq.load_recipe(NAME).override({})"
 
-FUNCTIONS = {
-    "quantize_static": "onnxfq.quantize",
-    "quantize_dynamic": "onnxfq.quantize(..., recipe='onnxruntime-uint8-dynamic')",
-    "quant_pre_process": "onnxfq.quantize, which needs no preparation",
-    "quantize_with_accuracy_control": "onnxfq.quantize(..., accuracy=onnxfq.AccuracyTarget(max_drop=...))",
-    "QuantizationSimModel": "onnxfq.torch.quantize_module",
-    "TensorQuantizer": "onnxfq.torch.FakeQuantize",
-    "auto_quantize": "onnxfq.sensitivity",
-}
-"""Functions and classes."""
-
 KEYWORDS = {
     "activation_type": _OVERRIDE.format("activations={'qtype': ...}"),
     "weight_type": _OVERRIDE.format("weights={'qtype': ...}"),
@@ -29,7 +18,7 @@ KEYWORDS = {
     "model_output": "output=...",
     "subset_size": "options=onnxfq.QuantizeOptions(data=onnxfq.DataOptions(limit=...))",
 }
-"""Keywords of their functions."""
+"""Keywords of functions of other quantizers."""
 
 _TORCH = "it is of torch: load the module, and write it with torch.onnx.export or onnxfq.torch.export_torch"
 _TENSORFLOW = "it is of TensorFlow: python -m tf2onnx.convert writes an ONNX model of it"

@@ -165,7 +165,7 @@ def test_quantize_prints_and_reports(run: Run, workplace: Path) -> None:
     """`quantize` tells coverage, scores and times, and writes model and report and nothing else."""
     before = set(workplace.iterdir())
     text = run("quantize model.onnx --data data.npz -o out.onnx --report out.html --batch 2 --threads 1")
-    assert "quantized  Conv 1/1" in text and "fake-quant" in text and "wrote      out.onnx" in text
+    assert "quantized  Conv 1/1" in text and "simulated" in text and "wrote      out.onnx" in text
     assert {path.name for path in set(workplace.iterdir()) - before} == {"out.onnx", "out.html"}
     onnx.checker.check_model(onnx.load("out.onnx"), full_check=True)
     assert Path("out.html").read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -509,7 +509,8 @@ def test_help_in_panels(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     places = [shown.index(title) for title in PANELS]
     assert places == sorted(places) and shown.index("handoff") < places[1]
     for name in COMMANDS:
-        folded = CliRunner().invoke(app, [name, "--help"]).output
+        assert main([name, "--help"]) == 0
+        folded = capfd.readouterr().out
         assert "bool" not in folded and "…" not in folded and len(folded.splitlines()) <= 55
         assert main([name, "--help-all"]) == 0
         page = capfd.readouterr().out
@@ -578,7 +579,7 @@ def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> 
     for content, reason in (
         (plan, "holds no result: its format is 'onnxfq.plan/1', wanted is one of onnxfq.result/2"),
         ("[1]", "holds no result: its format is None"),
-        (damaged, "fed: no such field; nearest: feeds"),
+        (damaged, "fed: no such field; known: format, reference, feeds"),
         ("{", "is not valid json"),
     ):
         Path("bad.json").write_text(content, encoding="utf-8")

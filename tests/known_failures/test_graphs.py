@@ -136,7 +136,7 @@ def test_it_is_quantized(name: str, tmp_path: Path) -> None:
     stored = [t.name for t in written.graph.initializer if t.data_type == onnx.TensorProto.INT8 and t.dims]
     assert len([s for s in stored if s.endswith("/q")]) == len(result.plan.weights)
     twins = {candidate.candidate: candidate.outputs[0].sqnr_db for candidate in result.evaluation.candidates}
-    assert twins["Q/DQ"] == twins["fake-quant"] > 25
+    assert twins["Q/DQ"] == twins["simulated"] > 25
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -101,7 +101,7 @@ def test_the_written_model_runs(proto, tmp_path: Path):
     """`quantize` measures the MXFP8 model too, and it is its simulation to the bit."""
     options = RunOptions(exact=True)
     result = quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="tensorrt-mxfp8", options=options)
-    assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant", "Q/DQ"]
+    assert [c.candidate for c in result.evaluation.candidates] == ["simulated", "Q/DQ"]
     assert result.evaluation.notes == ()
     assert result.evaluation.candidates[0].outputs == result.evaluation.candidates[1].outputs
     assert sorted(f.name for f in onnx.load(tmp_path / "m.onnx").functions) == [DEQUANTIZE, QUANTIZE]

@@ -115,7 +115,7 @@ def test_keep_existing_quantizes_the_rest() -> None:
         np.testing.assert_array_equal(after[name], before[name])
     assert "w2/q" in after and "w2" not in after
     scores = {c.candidate: c.outputs[0].sqnr_db for c in result.evaluation.candidates}
-    assert scores["Q/DQ"] == scores["fake-quant"]
+    assert scores["Q/DQ"] == scores["simulated"]
 
 
 def test_what_follows_a_product_of_integer_weights_is_quantized(tmp_path: Path) -> None:

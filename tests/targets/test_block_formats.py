@@ -410,7 +410,7 @@ def test_a_plan_with_nothing_to_observe(tmp_path: Path):
     options = RunOptions(exact=True)
     result = quantize(gemm(), feeds, tmp_path / "m.onnx", recipe="onnxruntime-uint8-dynamic", options=options)
     assert result.statistics.tensors == {} and result.evaluation.feeds == 3
-    assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant", "Q/DQ"]
+    assert [c.candidate for c in result.evaluation.candidates] == ["simulated", "Q/DQ"]
     assert result.evaluation.candidates[0].outputs == result.evaluation.candidates[1].outputs
     (x, w) = quantized_tensors(result.model, result.plan, result.statistics, result.encodings)
     assert (x.calibrator, x.sqnr_db, x.counts) == ("dynamic", None, ()) and w.sqnr_db is not None
@@ -624,7 +624,7 @@ def test_quantize_says_what_was_not_run(tmp_path: Path):
     why = "ONNX Runtime has no TRT_FP4DynamicQuantize, an operator of TensorRT"
     proto = linear(64, 6)
     result = quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="tensorrt-nvfp4")
-    assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant"]
+    assert [c.candidate for c in result.evaluation.candidates] == ["simulated"]
     note = f"Q/DQ model not run: {why}"
     assert result.evaluation.notes == (note,)
     for text in (result.evaluation.table(), quantize_summary(result), render_report(result)):

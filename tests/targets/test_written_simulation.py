@@ -61,8 +61,8 @@ def test_the_file_is_the_simulation(recipe: str, proto: onnx.ModelProto, tmp_pat
     for feed in feeds:
         y, other = (run_file(tmp_path / name, feed) for name in ("m.onnx", "staged.onnx"))
         assert np.isfinite(y).all() and y.tobytes() == other.tobytes()
-    assert [one.candidate for one in result.evaluation.candidates] == ["fake-quant"]
-    assert "fake-quant" in quantize_summary(result) and recipe in render_report(result)
+    assert [one.candidate for one in result.evaluation.candidates] == ["simulated"]
+    assert "simulated" in quantize_summary(result) and recipe in render_report(result)
 
 
 @pytest.mark.parametrize(
