@@ -76,7 +76,7 @@ class DeviceMemoryError(OnnxfqError, RuntimeError):
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """Return `; nearest: a, b` for the known names most like `name`, or all known names if they are few.
 
-    A name is like another that it begins or ends, or that has its letters but for one: two from six on.
+    A name is like another that it begins or ends, or that differs in one letter, from six letters on in two.
     The text ends an error message about an unknown name. It is empty if no name is known.
     """
     import difflib  # slow, and for misspelled names alone

@@ -1,4 +1,4 @@
-"""What a user gives that is something else is answered with what to do, in one line."""
+"""A user who gives something else reads in one line what to do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNREPAIRED = onnxfq.AccuracyTarget(repair=None)
     ],
 )
 def test_files_of_other_kinds_as_model(tmp_path: Path, name: str, remedy: str) -> None:
-    """Each is told what makes an ONNX model of it."""
+    """The line names what makes an ONNX model of it."""
     torch.save({"w": torch.zeros(3)}, tmp_path / name)
     with pytest.raises(ModelError, match="is not an ONNX file, or it is damaged") as caught:
         onnxfq.load(tmp_path / name)
@@ -49,7 +49,7 @@ def test_files_of_other_kinds_as_model(tmp_path: Path, name: str, remedy: str) -
     ],
 )
 def test_files_of_other_kinds_as_data(tmp_path: Path, name: str, remedy: str) -> None:
-    """Each is told how it becomes an array."""
+    """The line names how it becomes an array."""
     (tmp_path / name).write_bytes(b"1,2,3\n4,5,6\n" * 9)
     with pytest.raises(DataError, match="is not a readable .npz") as caught:
         onnxfq.quantize(conv_relu(), tmp_path / name)
@@ -57,7 +57,7 @@ def test_files_of_other_kinds_as_data(tmp_path: Path, name: str, remedy: str) ->
 
 
 def test_a_folder_of_a_hub_has_its_command(tmp_path: Path) -> None:
-    """A checkpoint of transformers is told what makes a folder of GenAI of it; any other folder is not."""
+    """For a checkpoint of transformers the line has the command; for any other folder not."""
     with pytest.raises(ModelError, match="give a folder of ONNX Runtime GenAI, or the path of a model$"):
         onnxfq.quantize(tmp_path, "t.txt")
     (tmp_path / "config.json").write_text("{}")
@@ -67,7 +67,7 @@ def test_a_folder_of_a_hub_has_its_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_without_data(recipe: str) -> None:
-    """A recipe that observes nothing needs no data; the others name those of their target that do."""
+    """A recipe that observes nothing needs no data; others name such recipes of their target."""
     chosen = RECIPES[recipe]
     proto = build("g (float[N,64] x) => (float[N,64] y) { y = MatMul (x, w) }", {"w": weights(64, 64)})
     scheme = chosen.activations
@@ -118,7 +118,7 @@ def test_a_scale_that_is_no_number(scale: Any) -> None:
 
 
 def test_swapped_arguments_of_evaluate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A quantized reference beside a float candidate is told; the right order is not."""
+    """A note names a quantized reference with a float candidate; the right order has none."""
     written = onnxfq.quantize(conv_relu(), FEEDS, tmp_path / "q.onnx", accuracy=UNREPAIRED).qdq
     assert "the float model comes first" in onnxfq.evaluate(written, conv_relu(), FEEDS).table()
     assert "comes first" not in onnxfq.evaluate(conv_relu(), written, FEEDS).table()

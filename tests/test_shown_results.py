@@ -37,7 +37,7 @@ def test_a_result_is_its_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_tab_shows_own_names(name: str) -> None:
-    """Of pydantic's names none is listed; fields, properties and functions of the class are."""
+    """Fields, properties and functions of the class are listed, and no name of pydantic."""
     result = RESULTS[name]
     listed = set(dir(result))
     assert {"table", *type(result).model_fields} <= listed

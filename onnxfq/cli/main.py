@@ -95,7 +95,7 @@ class _Group(_Flags, typer.core.TyperGroup):
 
 HELP_ALL = "--help-all"
 _whole: ContextVar[bool] = ContextVar("whole", default=False)
-"""Whether help has every option, and not those of a first day alone."""
+"""Whether help has every option, or the ones for a first day."""
 
 
 class _Command(_Flags, typer.core.TyperCommand):

@@ -128,7 +128,7 @@ def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataErro
 
 
 _MANY = 10
-"""Rows from which it is no chance that none is right."""
+"""Rows from which chance does not explain that none is right."""
 
 
 @dataclass

@@ -118,7 +118,7 @@ class TaskMetric:
         return _Parts(halves, places)
 
     def _count_rows(self, labels: NDArray[Any], feeds: Iterable[Feed]) -> list[int]:
-        """Return the labelled rows of each sample, those of the first output, and log what is odd in them."""
+        """Return the rows of the first output that each sample has, and log what is odd in their labels."""
         board = self._board
         classes = RightClasses(labels, board.results[0])
         rows = [classes.add(made[classes.output]).size for made in board.run(feeds, board.nothing)]

@@ -1,4 +1,4 @@
-"""`mean_precision` and `f1`: boxes with scores and classes beside the annotations of COCO."""
+"""`mean_precision` and `f1`: boxes with scores and classes against the annotations of COCO."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _read_boxes(made: Arrays) -> Iterator[Boxes]:
     if corners is None or scores is None or classes is None:
         raise DataError(
             "boxes need an output [images, boxes, 6], or boxes [images, boxes, 4], scores and classes; "
-            f"the outputs are {', '.join(arrays)}; decode them in a metric of your own"
+            f"the outputs are {', '.join(arrays)}; decode them by --metric module:function"
         )
     if corners.ndim == 2:
         corners, scores, classes = corners[None], scores[None], classes[None]

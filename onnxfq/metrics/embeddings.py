@@ -1,4 +1,4 @@
-"""`cosine` and `neighbours`: embeddings beside those of a reference."""
+"""`cosine` and `neighbours`: embeddings against the ones of a reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EMBEDDINGS = "an output of embeddings [rows, features]"
 
 
 def cosine(outputs: Iterator[Arrays], labels: Any) -> float:
-    """Return the mean cosine of the angle between embeddings and those of the reference.
+    """Return the mean cosine of the angle between embeddings and the ones of the reference.
 
     Args:
         outputs: of each sample; the first of shape [rows, features] has embeddings.
@@ -26,7 +26,7 @@ def cosine(outputs: Iterator[Arrays], labels: Any) -> float:
 
 
 def neighbours(outputs: Iterator[Arrays], labels: Any) -> float:
-    """Return the share of rows whose nearest other row, by the cosine, is that of the reference, 0 to 1.
+    """Return the share of rows with the same nearest row as in the reference, by the cosine, 0 to 1.
 
     Arguments as of `cosine`. Raises DataError for fewer than three rows.
     """
@@ -43,7 +43,7 @@ def _find_nearest(rows: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _read_both(outputs: Iterator[Arrays], labels: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the embeddings and those of the reference, of length 1."""
+    """Return the embeddings and the ones of the reference, all of length 1."""
     pairs = list(pair_rows(outputs, labels, 2, _EMBEDDINGS))
     if not pairs or pairs[0][0].shape != np.shape(pairs[0][1]):
         raise DataError("labels must be embeddings of a reference, [rows, features] as the output has them")

@@ -26,7 +26,7 @@ def make_error_rate(alphabet: Sequence[str], split: Callable[[str], Sequence[str
     """Return the metric of texts in an alphabet: edits over all parts of the labels, 0 for equal texts.
 
     Texts are read greedily: the largest class at each time, equal neighbours once, without blanks (Graves et
-    al., Connectionist Temporal Classification, ICML 2006). Edits are those of Levenshtein.
+    al., Connectionist Temporal Classification, ICML 2006). Edits are counted by Levenshtein.
 
     Args:
         alphabet: symbol of each class; an empty one is the blank, the first class where none is.

@@ -103,7 +103,7 @@ def evaluate(
     batch = min(options.batch, 1) if judged.states else options.batch
     feeds = open_feeds(base, data, batch, options.data.unsurveyed)
     given_feeds: Iterable[Feed] = feeds
-    # Of a metric labels belong to samples, whatever the first output is.
+    # With a metric labels belong to samples, whatever the first output is.
     truth = None if labels is None else read_truth(labels, metric)
     classes = truth if metric is None else None
     kept, device = KeptFeeds(feeds), options.device if opener is None else "cpu"

@@ -31,7 +31,7 @@ def check_writable(path: Path) -> None:
     while not os.path.lexists(folder) and folder != folder.parent:  # it will be made
         folder = folder.parent
     if not os.path.isdir(folder):
-        raise OutputError(f"cannot write {path}: {folder} is no folder; choose another place")
+        raise OutputError(f"cannot write {path}: {folder} is a file; choose another place")
     try:
         os.lstat(path)
     except FileNotFoundError:

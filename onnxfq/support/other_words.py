@@ -37,7 +37,7 @@ MODEL_FILES = {
 """Remedies by the ending of a file that is given as a model."""
 
 HUGGING_FACE = "python -m onnxruntime_genai.models.builder -i {} -o OUT -p fp32 -e cpu writes one of it"
-"""Remedy for a folder with the config.json of transformers, and without that of GenAI."""
+"""Remedy for a folder of transformers, which has no configuration of GenAI."""
 
 DATA_FILES = {
     **dict.fromkeys((".pt", ".pth"), "write it by numpy.savez('data.npz', INPUT=tensor.numpy())"),

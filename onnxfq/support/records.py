@@ -76,7 +76,7 @@ class Record(pydantic.BaseModel, metaclass=_OneLine):
         return f"<pre>{escape(repr(self))}</pre>" if callable(getattr(self, "table", None)) else None
 
     def __dir__(self) -> list[str]:
-        """Return its own names, without those of pydantic."""
+        """Return its own names, and none of pydantic."""
         kinds = (one for one in type(self).__mro__ if issubclass(one, Record) and one is not Record)
         own = {name for kind in kinds for name in vars(kind) if name[0] != "_" and name != "model_config"}
         return sorted({*type(self).model_fields, *own})

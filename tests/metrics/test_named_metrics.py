@@ -128,7 +128,7 @@ def test_f1_counts_each_annotation_once(tmp_path: Path) -> None:
 
 @given(made=st.text("ab c", max_size=12), wanted=st.text("ab c", min_size=1, max_size=12))
 def test_edits_are_those_of_jiwer(made: str, wanted: str) -> None:
-    """Of characters and of words."""
+    """Characters and words are counted alike."""
     assert count_edits(made, wanted) == round(jiwer.cer(wanted, made) * len(wanted.strip() or wanted)) or (
         made != made.strip() or wanted != wanted.strip()  # jiwer leaves out blanks at the ends
     )
@@ -159,7 +159,7 @@ def test_error_rates_read_greedily(blank: str, tmp_path: Path) -> None:
 
 
 def test_classes_and_masks() -> None:
-    """Top-1 and top-5 are torch's; the mean overlap is that of the confusion matrix."""
+    """Top-1 and top-5 are torch's; the mean overlap follows from the confusion matrix."""
     rng = np.random.default_rng(5)
     scores, labels = rng.normal(size=(40, 9)).astype(np.float32), rng.integers(0, 9, 40)
     for name, count in (("top1", 1), ("top5", 5)):
@@ -178,7 +178,7 @@ def test_classes_and_masks() -> None:
 
 
 def test_embeddings() -> None:
-    """Cosines are torch's, and neighbours those of distances between rows of length 1."""
+    """Cosines are torch's, and neighbours the nearest of rows of length 1."""
     rng = np.random.default_rng(6)
     wanted = rng.normal(size=(20, 8)).astype(np.float32)
     made = wanted + 0.3 * rng.normal(size=(20, 8)).astype(np.float32)

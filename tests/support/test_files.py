@@ -250,7 +250,7 @@ def test_rights_are_those_of_any_new_file(tmp_path, mask):
     ("where", "words"),
     [
         pytest.param("folder", "{tmp}/folder: it is a folder; give a file name", id="a folder"),
-        pytest.param("file/a", "{tmp}/file is no folder; choose another place", id="a file as folder"),
+        pytest.param("file/a", "{tmp}/file is a file; choose another place", id="a file as folder"),
         pytest.param("x" * 300, "File name too long; choose another place", id="name too long"),
     ],
 )

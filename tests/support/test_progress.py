@@ -41,7 +41,7 @@ def test_lines_tell_speed_and_what_is_left() -> None:
 
 
 def test_many_quick_stages_say_one_line_in_ten_seconds() -> None:
-    """What changes its name all the time is told too, and so is what counts nothing."""
+    """Stages that change all the time, and some that count nothing, have their line too."""
     now = [0.0]
     said: list[str] = []
     lines = Lines(said.append, lambda: now[0])
@@ -53,7 +53,7 @@ def test_many_quick_stages_say_one_line_in_ten_seconds() -> None:
 
 
 def test_silence_ends_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage that tells nothing for long is told by the clock, and nothing is after the end."""
+    """The clock speaks for a stage that says nothing for long, and stops at the end."""
     monkeypatch.setattr(progress, "EVERY", 0.01)
     told = threading.Event()
     monkeypatch.setattr(progress, "_print_line", lambda line: (said.append(line), told.set()))

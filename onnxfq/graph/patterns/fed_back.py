@@ -29,7 +29,7 @@ _MOVERS = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze")
 _ROLES = re.compile(
     r"past|present|key_values|prev(?:ious)?|new|next|in(?:put)?(?![a-z])|out(?:put)?(?![a-z])|\W|_"
 )
-"""Words by which a name and that of its successor differ."""
+"""Words by which the names of a state and its successor differ."""
 
 
 def find_states(graph: onnx.GraphProto, index: GraphIndex) -> dict[str, str]:
