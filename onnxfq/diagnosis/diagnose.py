@@ -139,7 +139,7 @@ def _open(
 def _open_toggles(candidate: FileCandidate, threads: int) -> FileToggles:
     """Return the session, whose model takes the choices of the reference."""
     form, floats, feeds = candidate.form, candidate.floats, candidate.feeds
-    reference = without_quantizers(form, {}) if floats is None else floats.proto
+    reference = without_quantizers(form) if floats is None else floats.proto
     common = computed_tensors(candidate.proto) & computed_tensors(form.proto) & computed_tensors(reference)
     judged = _judge(candidate, judge_given(reference, common), common)
     given = feeds_with_choices(reference, judged.choices, feeds, threads)

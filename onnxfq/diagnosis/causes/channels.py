@@ -16,7 +16,7 @@ from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.diagnosis.reading.toggles import TrialState
-from onnxfq.diagnosis.reading.values import SampledFeed, TensorValues
+from onnxfq.diagnosis.reading.values import TensorValues
 from onnxfq.documents.layers import WIDE, ChannelSizes
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.numerics.granularity import Granularity
@@ -65,7 +65,7 @@ def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple
     spatial = layers[0].values.ndim - 2 if layers[0].layer.op_type == "Conv" else 0
     shaped = factors.reshape(-1, *[1] * spatial)
     runs = (candidate.inner(feed, [quantizer]) for feed in candidate.feeds)
-    values = TensorValues.of([SampledFeed.of(array / shaped, not spatial) for (array,) in runs])
+    values = TensorValues.over([TensorValues.of(array / shaped, not spatial) for (array,) in runs])
     _, fit = RangeReading([quantizer], values).fits
     edits: list[Edit] = [
         partial(FileEditor.divide, quantizer=quantizer, factors=shaped),

@@ -18,7 +18,7 @@ from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, SwitchedFor
 from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.diagnosis.reading.relu_limits import guess_limits, keeps_relus
 from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, FileToggles, TrialState
-from onnxfq.diagnosis.reading.values import SampledFeed, TensorValues
+from onnxfq.diagnosis.reading.values import TensorValues
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import DATA_MOVEMENT
 from onnxfq.judging.samples import Split, split_samples
@@ -154,16 +154,16 @@ class FileCandidate:
         """
         floats = None if self.is_faithful else self.floats
         replaced = {} if floats is None else floats.tensors
-        parts: list[list[SampledFeed]] = [[] for _ in self.form.activations]
+        parts: list[list[TensorValues]] = [[] for _ in self.form.activations]
         for feed in feeds:  # the tensors of all feeds at once can fill the memory
             row = self.inner(feed, self.form.activations, state)
             more = [] if floats is None else floats.run(feed, [*replaced.values()])
             for number, array in zip(replaced, more, strict=True):
                 row[number] = array
             for quantizer, array in zip(self.form.activations, row, strict=True):
-                one = SampledFeed.of(self._limited(quantizer, array), self._channels_last(quantizer))
+                one = TensorValues.of(self._limited(quantizer, array), self._channels_last(quantizer))
                 parts[quantizer.number].append(one)
-        return [TensorValues.of(part) for part in parts]
+        return [TensorValues.over(part) for part in parts]
 
     def inner(
         self, feed: Feed, quantizers: Sequence[ActivationQuantizer], state: TrialState = AS_WRITTEN
@@ -229,8 +229,6 @@ class FileCandidate:
     def keep(self, repair: TrialState) -> None:
         """Take repairs of constants as done for what is measured in float, and forget what was measured."""
         self.kept |= repair
-        if self.opened is not None:
-            self.opened.keep(self.kept.constants)
         self._alone.clear()
         for name in ("references", "whole", "is_faithful", "values", "ranges"):
             self.__dict__.pop(name, None)

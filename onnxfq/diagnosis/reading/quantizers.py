@@ -9,6 +9,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.graph.stored_grid import StoredGrid
+from onnxfq.numerics.qtypes import QType, qtype_by_name, qtype_of_integers
 from onnxfq.quantized.number_grids import NumberGrid
 
 PREFIX = "diagnosed"
@@ -44,13 +45,23 @@ class ActivationQuantizer:
     is_symmetric: bool = False
 
     def name(self, part: str) -> str:
-        """Return the name of an input of the form: on, scale, zero_point, and limit/low and limit/high."""
+        """Return the name of an operand in the form: on, scale, zero_point, and limit/low and limit/high."""
         return f"{PREFIX}/{self.number}/{part}"
 
     @property
     def output(self) -> str:
         """Tensor of the form that its readers read."""
         return self.name("out")
+
+    @property
+    def qtype(self) -> QType:
+        """The type of its numbers, with their limits."""
+        kind = self.grid.kind.name
+        return (
+            qtype_of_integers(*map(int, self.grid.codes))
+            if "int" in kind
+            else qtype_by_name(kind.replace("_", ""))
+        )
 
     @property
     def is_centered(self) -> bool:

@@ -50,7 +50,7 @@ def find_layer(index: GraphIndex, tensor: str) -> onnx.NodeProto | None:
     """Return the node of the file that makes `tensor`, in front of the switches of its quantizer."""
     maker = index.makers.get(tensor)
     while maker is not None and maker.name.startswith(PREFIX):
-        maker = index.makers.get(maker.input[0 if maker.op_type != "Where" else 2])
+        maker = index.makers.get(maker.input[0])
     return maker
 
 

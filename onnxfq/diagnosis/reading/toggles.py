@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from onnxfq.diagnosis.reading.graph_editor import GraphEditor
 from onnxfq.diagnosis.reading.quantizers import SwitchedForm
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.patterns.logits import JudgedTensors
-from onnxfq.graph.prune import remove_unread
+from onnxfq.graph.prune import leave_out
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.runtime.session import Session
@@ -51,12 +52,12 @@ AS_WRITTEN = TrialState()
 
 
 class FileToggles:
-    """The session."""
+    """The session; states with other constants have another one."""
 
     def __init__(
         self, form: SwitchedForm, judged: JudgedTensors, threads: int, chosen: Mapping[int, Feed]
     ) -> None:
-        """Create the session.
+        """Take the form.
 
         Args:
             form: with its switches.
@@ -64,15 +65,12 @@ class FileToggles:
             threads: of the session, 0 for one per core.
             chosen: by the identity of a feed, the feed with these choices.
         """
-        self.judged, self._chosen = judged, chosen
+        self.judged, self._chosen, self._threads = judged, chosen, threads
         self.form = replace(form, proto=with_given_choices(form.proto, judged.choices))
         self.inner = [quantizer.plain for quantizer in form.activations]
         self.fetches = [*dict.fromkeys((*output_names(form.proto), *judged.sources))]
-        self._names, self._threads = dict.fromkeys((*self.fetches, *self.inner)), threads
-        self._session = Session(with_outputs(self.form.proto, self._names), threads)
-        self._plain: Session | None = None
-        self._kept: Mapping[str, NDArray[Any]] = {}
-        self.limits: dict[int, Limit] = {}
+        self.limits: Mapping[int, Limit] = {}
+        self._opened: dict[Hashable, tuple[Session, Any]] = {}
 
     @property
     def nothing(self) -> TrialState:
@@ -83,10 +81,6 @@ class FileToggles:
         """Return the state with all other activations in float."""
         return TrialState(off=self.nothing.off - frozenset(numbers))
 
-    def keep(self, constants: Mapping[str, NDArray[Any]]) -> None:
-        """Take constants for granted in the session without quantizers."""
-        self._kept, self._plain = constants, None
-
     def given(self, feed: Feed) -> Feed:
         """Return a feed with the choices of the reference."""
         return self._chosen.get(id(feed), feed)
@@ -96,46 +90,36 @@ class FileToggles:
         wanted = self.fetches if names is None else list(names)
         if not wanted:  # to ONNX Runtime no names are all names
             return []
-        given = dict(self.given(feed))
-        kept, changed = ({*map(id, values.values())} for values in (self._kept, state.constants))
-        if len(state.off) == len(self.inner) and kept == changed:
-            return self._without_quantizers().run(given, wanted)
-        given |= {self.form.activations[number].name("on"): np.asarray(False) for number in state.off}
+        given, quantizers = dict(self.given(feed)), self.form.activations
+        given |= {quantizers[number].name("on"): np.asarray(False) for number in state.off}
         for number, fit in state.grids.items():
-            quantizer = self.form.activations[number]
-            given[quantizer.name("scale")] = np.asarray(fit.scale, quantizer.grid.floats)
-            given[quantizer.name("zero_point")] = np.asarray(fit.zero).astype(quantizer.grid.kind)
-        return self._session.run({**given, **self._ends(), **state.constants}, wanted)
+            for part, value in zip(("scale", "zero_point"), fit, strict=True):
+                given[quantizers[number].name(part)] = np.asarray(value, np.float32)
+        return self._session(state.constants).run(given, wanted)
 
-    def _without_quantizers(self) -> Session:
-        """Return the session without quantizers, far faster because its constants are not inputs."""
-        if self._plain is None:
-            proto = without_quantizers(self.form, {**self._ends(), **self._kept})
-            self._plain = Session(with_outputs(proto, self._names), self._threads)
-        return self._plain
+    def _session(self, constants: Mapping[str, NDArray[Any]]) -> Session:
+        """Return the session with these constants, which are far slower as inputs; the last two stay open."""
+        key = tuple(self.limits.items()), frozenset((name, id(array)) for name, array in constants.items())
+        opened = self._opened.pop(key, None) or (self._open(constants), constants)
+        self._opened = dict([*self._opened.items()][-1:]) | {key: opened}
+        return opened[0]
 
-    def _ends(self) -> dict[str, NDArray[Any]]:
-        """Return the ends of limited tensors by their inputs."""
-        limited = [(self.form.activations[number], ends) for number, ends in self.limits.items()]
-        return {
-            quantizer.name(f"limit/{letter}"): np.asarray(end, quantizer.grid.floats)
-            for quantizer, ends in limited
-            for letter, end in zip(("low", "high"), ends, strict=True)
-        }
+    def _open(self, constants: Mapping[str, NDArray[Any]]) -> Session:
+        editor = GraphEditor(self.form.proto)
+        for number, ends in self.limits.items():
+            for letter, end in zip(("low", "high"), ends, strict=True):
+                editor.store(self.form.activations[number].name(f"limit/{letter}"), np.asarray(end))
+        for name, values in constants.items():
+            editor.store(name, values)
+        names = [one.name(part) for one in self.form.activations for part in ("scale", "zero_point", "on")]
+        kinds = ((name, editor.constants[name].data_type) for name in names)
+        editor.graph.input.extend(helper.make_tensor_value_info(name, kind, []) for name, kind in kinds)
+        editor.proto.ir_version = max(editor.proto.ir_version, 4)  # defaults of inputs
+        return Session(with_outputs(editor.proto, [*self.fetches, *self.inner]), self._threads)
 
 
-def without_quantizers(form: SwitchedForm, constants: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
-    """Return the form without its quantizers and switches, with these constants."""
-    editor = GraphEditor(form.proto)
-    for name in constants.keys() & editor.constants.keys():
-        editor.store(name, constants[name])
-    proto, graph = editor.proto, editor.graph
-    inputs = [value for value in graph.input if value.name not in editor.constants]
-    del graph.input[:]
-    graph.input.extend(inputs)
-    real = {quantizer.output: quantizer.real for quantizer in form.activations}
-    for node in (node for node in graph.node if real.keys() & {*node.output}):
-        node.CopyFrom(helper.make_node("Identity", [real[node.output[0]]], node.output, node.name))
-    parts = {one.name(part) for one in form.activations for part in ("q", "clipped", "dq")}
-    remove_unread(proto, [graph], lambda node: not parts.isdisjoint(node.output))
+def without_quantizers(form: SwitchedForm) -> onnx.ModelProto:
+    """Return the form without its quantizers."""
+    proto = deepcopy(form.proto)
+    leave_out(proto.graph, {quantizer.output: quantizer.real for quantizer in form.activations})
     return proto
