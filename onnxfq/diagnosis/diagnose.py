@@ -144,7 +144,7 @@ def _open_toggles(candidate: FileCandidate, threads: int) -> FileToggles:
     judged = _judge(candidate, judge_given(reference, common), common)
     given = feeds_with_choices(reference, judged.choices, feeds, threads)
     chosen = {id(feed): one for feed, one in zip(feeds, given, strict=True)}
-    return FileToggles(form, judged, threads, chosen)
+    return FileToggles(candidate.proto, form, judged, threads, chosen)
 
 
 def _judge(candidate: FileCandidate, judged: JudgedTensors, common: Container[str]) -> JudgedTensors:

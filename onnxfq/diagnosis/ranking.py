@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from onnxfq.diagnosis.causes.stale_weights import find_other_weights
 from onnxfq.diagnosis.reading.candidate import FileCandidate, worst_db
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.judging.judge import GAINED_SHARE
@@ -22,6 +20,9 @@ EXPLAINED = tuple(
 
 BROKEN = ("foreign_parameters", "lost_bias", "saturated_bias", "stale_weights", "weight_scale", "wrong_axis")
 """Kinds about the constants of a layer."""
+
+FOR_SPEED = ("asymmetric_for_target", "left_in_float", "missing_pair", "pair_inside_fusion")
+"""Kinds that cost time on the target; their repairs need gain no accuracy."""
 
 PLACED = ("double_quantization", "pair_inside_fusion")
 """Kinds about a pair that should not be there at all."""
@@ -53,12 +54,12 @@ def find_suspicions(candidate: FileCandidate) -> list[Suspicion]:
     for find in LAYER_DETECTORS.values():
         for one in find(candidate):
             layers.append(one)
-            if one.is_certain and one.trial.constants:
+            if one.is_certain and one.trial.edits and one.kind not in FOR_SPEED and not one.harm:
                 candidate.keep(one.trial)  # later detectors look behind it
     for at, one in enumerate(layers if candidate.opened is not None else ()):
-        if one.trial != AS_WRITTEN:
+        if one.has_repair and not one.harm:
             layers[at] = replace(one, harm=candidate.harm(one.numbers, one.trial))
-    broken = {one.node for one in layers if one.kind in BROKEN and not one.edits}
+    broken = {one.node for one in layers if one.kind in BROKEN and not one.has_repair}
     outputs = [name for node in candidate.index.nodes if node.name in broken for name in node.output]
     behind = broken | {node.name for node in candidate.index.nodes_behind(outputs)}
     detectors = () if candidate.opened is None else RANGE_DETECTORS.values()
@@ -80,10 +81,8 @@ def find_noisiest(candidate: FileCandidate) -> list[Suspicion]:
     found = Suspicion.of(
         group, kind="noisy_pair", evidence=text, repair="the pair removed", harm=shares[most]
     )
-    off, pairs = TrialState(off=frozenset(found.numbers)), [one.node for one in group]
     is_pair = all(one.op_type == "QuantizeLinear" for one in group)
-    edits = tuple(partial(FileEditor.bypass, quantizing=node) for node in pairs) if is_pair else ()
-    return [replace(found, trial=off, edits=edits)]
+    return [replace(found, trial=TrialState(off=frozenset(found.numbers)) if is_pair else AS_WRITTEN)]
 
 
 def is_sound(candidate: FileCandidate) -> bool:

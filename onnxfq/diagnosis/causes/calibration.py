@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits, grid_edits
+from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.range_reading import RangeReading, mean_misfit
-from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.graph.ops import MOVES
 from onnxfq.judging.judge import GAINED_SHARE
 
@@ -83,7 +82,7 @@ def find_few_samples(candidate: FileCandidate) -> Iterator[Suspicion]:
         return
     most = max(left, key=lambda reading: reading.overrun)
     trial = all_fits(candidate)
-    alone = candidate.gain(TrialState(grids={number: trial.grids[number] for number in most.numbers}))
+    alone = candidate.gain(most.trial(most.fits[0]))
     if candidate.gain(trial) < max(A_BIT, alone + GAINED_SHARE):
         return
     text = f"unseen samples leave {len(left)} of {len(readings)} ranges, at {most.quantizer.tensor!r} by "
@@ -94,11 +93,10 @@ def find_few_samples(candidate: FileCandidate) -> Iterator[Suspicion]:
 def _recalibrate(candidate: FileCandidate, evidence: str, *, kind: str) -> Suspicion:
     """Return the suspicion that every range has to come from the data."""
     trial = all_fits(candidate)
-    edits = [edit for one in candidate.ranges for edit in grid_edits(candidate, one, one.fits[0])]
     numbers = tuple(quantizer.number for quantizer in candidate.form.activations)
     repair, harm = f"the ranges of the data for all {len(candidate.ranges)} scales", candidate.gain(trial)
     found = Suspicion(kind=kind, evidence=evidence, repair=repair, harm=harm, is_whole=True)
-    return replace(found, numbers=numbers, trial=trial, edits=tuple(edits))
+    return replace(found, numbers=numbers, trial=trial)
 
 
 def _with_values(readings: Sequence[RangeReading]) -> list[RangeReading]:

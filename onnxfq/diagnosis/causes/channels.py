@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from onnxfq.diagnosis.causes.weight_reading import WeightReading, read_weights
 from onnxfq.diagnosis.reading.candidate import FileCandidate
-from onnxfq.diagnosis.reading.cause import Edit, Suspicion
-from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import Edit, FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.diagnosis.reading.toggles import TrialState
@@ -34,15 +34,15 @@ def find_activation_channels(candidate: FileCandidate) -> Iterator[Suspicion]:
         if sizes is None or not sizes.median or sizes.ratio < WIDE:
             continue
         numbers = (quantizer.number,)
-        trial = TrialState(off=frozenset(numbers))
-        if candidate.share(numbers) < HALF or (harm := candidate.harm(numbers, trial)) < HALF:
+        off = TrialState(off=frozenset(numbers))
+        if candidate.share(numbers) < HALF or (harm := candidate.harm(numbers, off)) < HALF:
             continue
         edits = _equalize(candidate, quantizer)
         by_hand = "quantize the float model again: `onnxfq quantize` evens out channels with --repair auto"
         repair = "a Mul that evens out the channels, and its inverse in the weights" if edits else by_hand
         text = f"{sizes}: that one has {100 / sizes.ratio:.2g}% of the grid"
         found = Suspicion.of([quantizer], kind="channel_spread", evidence=text, repair=repair, harm=harm)
-        yield replace(found, trial=trial, edits=edits)
+        yield replace(found, trial=TrialState(edits=edits))
 
 
 def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple[Edit, ...]:
@@ -75,7 +75,7 @@ def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple
         floats = one.values if one.floats is None else one.floats
         wide = [-1 if at == _input_axis(one) else 1 for at in range(floats.ndim)]
         weight = (floats * factors.reshape(wide)).astype(np.float32)
-        edits.append(one.round_again(weight, one.own_axis)[1])
+        edits.append(one.round_again(weight, one.own_axis))
     return tuple(edits)
 
 

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.shapes import add_shapes
@@ -47,7 +48,7 @@ def find_overflow(candidate: FileCandidate) -> Iterator[Suspicion]:
             )
             if region := _region(index, node):
                 edit = partial(_widen, region=tuple(region))
-                found = replace(found, repair="this part in float32", edits=(edit,))
+                found = replace(found, repair="this part in float32", trial=TrialState(edits=(edit,)))
             yield found
 
 

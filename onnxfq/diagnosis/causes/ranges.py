@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import reduce
 
 import numpy as np
 
 from onnxfq.diagnosis.reading.candidate import FileCandidate
-from onnxfq.diagnosis.reading.cause import Edit, Suspicion
-from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.range_reading import WIDE, RangeReading, typical
 from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.diagnosis.reading.values import GridFit
@@ -73,11 +72,7 @@ def find_ranges(candidate: FileCandidate) -> Iterator[Suspicion]:
         fit, harm = choose_fit(candidate, reading) if is_measured else (reading.fits[1], 0.0)
         repair = f"the range of the data: scale {fit.scale:.4g}, zero point {fit.zero:g}"
         fault = Suspicion.of(reading.group, kind=kind, evidence=evidence, repair=repair, harm=harm)
-        trial, edits = (
-            TrialState(grids=dict.fromkeys(reading.numbers, fit)),
-            grid_edits(candidate, reading, fit),
-        )
-        yield replace(fault, is_certain=is_certain, trial=trial, edits=tuple(edits))
+        yield replace(fault, is_certain=is_certain, trial=reading.trial(fit))
 
 
 def _explain(reading: RangeReading, readings: Sequence[RangeReading]) -> tuple[str, str, bool]:
@@ -120,31 +115,11 @@ def _owner(reading: RangeReading, readings: Sequence[RangeReading]) -> RangeRead
 
 def choose_fit(candidate: FileCandidate, reading: RangeReading) -> tuple[GridFit, float]:
     """Return the grid that holds all values or the one of least error, whichever is better, and the harm."""
-    trials = {fit: TrialState(grids=dict.fromkeys(reading.numbers, fit)) for fit in reading.fits}
-    harms = {fit: candidate.harm(reading.numbers, trial) for fit, trial in trials.items()}
+    harms = {fit: candidate.harm(reading.numbers, reading.trial(fit)) for fit in reading.fits}
     fit = max(harms, key=lambda one: harms[one])
     return fit, harms[fit]
 
 
-def grid_edits(candidate: FileCandidate, reading: RangeReading, fit: GridFit) -> list[Edit]:
-    """Return the edits that give quantizers a grid, and the layers behind them the float model's biases.
-
-    A bias in integers was rounded in steps of the range of its layer's input, and is as wrong as that.
-    """
-    edits: list[Edit] = [partial(FileEditor.set_grid, quantizer=reading.quantizer, fit=fit)]
-    if candidate.floats is None:
-        return edits
-    outputs = {quantizer.output for quantizer in reading.group}
-    stored = {one.constant for one in candidate.form.constants if one.is_bias}
-    integer = {node.name for node in candidate.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
-    for node in candidate.form_index.nodes:
-        layer = candidate.floats.layers.get(node.name)
-        has_stored = len(node.input) > 2 and (node.input[2] in stored or node.name in integer)
-        if layer is not None and layer.bias is not None and node.input[0] in outputs and has_stored:
-            edits.append(partial(FileEditor.set_bias, layer=node.name, values=layer.bias))
-    return edits
-
-
 def all_fits(candidate: FileCandidate) -> TrialState:
     """Return the trial that gives every scale the range of the data."""
-    return TrialState(grids={number: one.fits[0] for one in candidate.ranges for number in one.numbers})
+    return reduce(TrialState.__or__, (one.trial(one.fits[0]) for one in candidate.ranges))

@@ -46,7 +46,7 @@ class FileCandidate:
         floats: the float model; None if none was given.
         feeds: of the data.
         target: whose rules count; empty for none.
-        kept: repairs of constants, which hold for what is measured in float.
+        kept: repairs of layers, which hold for what is measured in float.
         opened: the toggles of the form; None without data.
     """
 
@@ -58,7 +58,7 @@ class FileCandidate:
     target: str = ""
     kept: TrialState = AS_WRITTEN
     opened: FileToggles | None = None
-    _alone: dict[tuple[int, ...], Noise] = field(default_factory=dict, init=False)
+    _noises: dict[TrialState, Noise] = field(default_factory=dict, init=False)
 
     def open(self, toggles: FileToggles) -> None:
         """Take the toggles, which run the data, and match the float model."""
@@ -109,6 +109,11 @@ class FileCandidate:
 
     def noise(self, state: TrialState) -> Noise:
         """Return the noise of a state on the samples that choose; an output of another shape has none."""
+        if state not in self._noises:
+            self._noises[state] = self._measure(state)
+        return self._noises[state]
+
+    def _measure(self, state: TrialState) -> Noise:
         deciding = self.toggles.judged.deciding
         sums = [ErrorSums()] * len(deciding)
         for feed in self.split.choosing:
@@ -134,7 +139,7 @@ class FileCandidate:
         return self._group(self.values)
 
     def read_ranges(self, feeds: Sequence[Feed], state: TrialState = AS_WRITTEN) -> list[RangeReading]:
-        """Return the same for these feeds only, with constants of a state."""
+        """Return the same for these feeds only, with the edits of a state."""
         return self._group(self._collect(feeds, state))
 
     def _group(self, values: Sequence[TensorValues]) -> list[RangeReading]:
@@ -191,14 +196,14 @@ class FileCandidate:
 
     def share(self, numbers: Sequence[int]) -> float:
         """Return the noise of these quantizers alone over the file's: no repair of them takes more away."""
-        return self._share(self._measure_alone(numbers))
+        return self._share(self.noise(self._only(numbers)))
 
     def harm(self, numbers: Sequence[int], repair: TrialState) -> float:
         """Return what these quantizers alone add to the noise over what they add with the repair.
 
         It is a share of the noise of the file, of the output where it is most.
         """
-        return self._share(self._measure_alone(numbers), self.noise(self._only(numbers) | repair))
+        return self._share(self.noise(self._only(numbers)), self.noise(self._only(numbers) | repair))
 
     def left_by(self, state: TrialState) -> float:
         """Return the noise of a state over the file's, of the output where it is most."""
@@ -215,21 +220,14 @@ class FileCandidate:
             shares = np.where(is_known, (more - less) / np.where(is_known, self.whole, 1.0), 0.0)
         return float(np.where(np.isinf(more), ~np.isinf(less), shares).max())
 
-    def _measure_alone(self, numbers: Sequence[int]) -> Noise:
-        """Return the noise of these quantizers alone."""
-        key = tuple(numbers)
-        if key not in self._alone:
-            self._alone[key] = self.noise(self._only(key))
-        return self._alone[key]
-
     def _only(self, numbers: Sequence[int]) -> TrialState:
         state = self.toggles.only(numbers)
         return state | self.kept if numbers else state
 
     def keep(self, repair: TrialState) -> None:
-        """Take repairs of constants as done for what is measured in float, and forget what was measured."""
+        """Take repairs of layers as done for what is measured in float, and forget what was measured."""
         self.kept |= repair
-        self._alone.clear()
+        self._noises.clear()
         for name in ("references", "whole", "is_faithful", "values", "ranges"):
             self.__dict__.pop(name, None)
 

@@ -12,7 +12,6 @@ from onnxfq.support.records import Record
 
 if TYPE_CHECKING:
     from onnxfq.diagnosis.reading.candidate import FileCandidate
-    from onnxfq.diagnosis.reading.file_editor import FileEditor
 
 
 class Cause(Record):
@@ -41,10 +40,6 @@ FOUND = ("kind", "tensor", "node", "evidence", "repair")
 """Fields that a cause takes from its suspicion."""
 
 
-Edit = Callable[["FileEditor"], None]
-"""Changes a file by its editor."""
-
-
 @dataclass(frozen=True)
 class Suspicion:
     """A cause before it is measured against the others.
@@ -55,8 +50,7 @@ class Suspicion:
         is_certain: whether it is a fault at any harm.
         is_whole: whether it explains what other causes say about single tensors.
         numbers: the quantizers that it concerns.
-        trial: the repair, for the toggles.
-        edits: the repair, for the file; none if there is no repair.
+        trial: the repair; AS_WRITTEN if there is none.
     """
 
     kind: str
@@ -69,7 +63,11 @@ class Suspicion:
     is_whole: bool = False
     numbers: tuple[int, ...] = ()
     trial: TrialState = AS_WRITTEN
-    edits: tuple[Edit, ...] = ()
+
+    @property
+    def has_repair(self) -> bool:
+        """Whether a repair is known."""
+        return self.trial != AS_WRITTEN
 
     @staticmethod
     def of(group: Sequence[ActivationQuantizer], **found: Any) -> Suspicion:

@@ -18,7 +18,7 @@ from onnxfq.diagnosis.reading.dynamic_products import write_products
 from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, StoredConstant, SwitchedForm
 from onnxfq.errors import ModelError
 from onnxfq.graph.model import bodies, list_nodes
-from onnxfq.graph.node_fields import attributes_of, input_name
+from onnxfq.graph.node_fields import input_name
 from onnxfq.graph.ops import ONNX_QUANTIZERS, ONNXFQ_DOMAIN, QDQ_OPS, QUANTIZED_OPS
 from onnxfq.graph.stored_grid import StoredGrid
 from onnxfq.quantized.float_form import Unfolding
@@ -38,8 +38,6 @@ _PASSED_OVER = {
 }
 
 _NOT_POSITIVE = "scale that is not positive"
-
-_BIASED = ("Conv", "Gemm", "QGemm", "QLinearConv")
 
 
 class _SwitchedUnfolding(Unfolding):
@@ -185,21 +183,9 @@ class _SwitchedUnfolding(Unfolding):
             self.switched.shifted.append((self.node.name, name))
         return super().read_computed(name, grid)
 
-    def _give_bias(self, node: onnx.NodeProto) -> None:
-        """Give a layer with a stored weight a bias of zeros, so that a lost one can be tried."""
-        weight = self.constants.get(node.input[1])
-        is_float = weight is not None and weight.data_type == onnx.TensorProto.FLOAT
-        if weight is not None and is_float and not weight.name.startswith(PREFIX):
-            axis = int(node.op_type == "Gemm" and not attributes_of(node).get("transB"))
-            bias = self.constant(f"{PREFIX}/{node.name}/bias", np.zeros(weight.dims[axis]))
-            node.input[2:3] = [bias]
-
     def build(self) -> SwitchedForm:
         """Return the form."""
-        layers = {node.name for node in self.index.nodes if node.op_type in _BIASED}
         proto = self.switched.proto = self.run().proto
-        for node in (node for node in proto.graph.node if node.name in layers and not input_name(node, 2)):
-            self._give_bias(node)
         if all(opset.domain != ONNXFQ_DOMAIN for opset in proto.opset_import):
             proto.opset_import.append(helper.make_opsetid(ONNXFQ_DOMAIN, 1))
         self.switched.activations = _mark_symmetric(self.switched.activations)

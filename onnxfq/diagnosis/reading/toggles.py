@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfq.data import Feed
+from onnxfq.diagnosis.reading.file_editor import Edit, edit_file
 from onnxfq.diagnosis.reading.graph_editor import GraphEditor
 from onnxfq.diagnosis.reading.quantizers import SwitchedForm
+from onnxfq.diagnosis.reading.switched_form import switch_form
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.graph.prune import leave_out
@@ -28,23 +30,22 @@ Limit = tuple[float, float]
 
 @dataclass(frozen=True)
 class TrialState:
-    """A state of the toggles, as a difference from the file.
+    """A state of the toggles, as a difference from the file: a repair is one too.
 
     Attributes:
         off: numbers of the quantizers that are off.
-        grids: scale and zero point by number.
-        constants: values by their name in the float form.
+        grids: numbers of quantizers with another scale and zero point.
+        edits: other changes of the file.
     """
 
     off: frozenset[int] = frozenset()
-    grids: Mapping[int, GridFit] = field(default_factory=dict)
-    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    grids: tuple[tuple[int, GridFit], ...] = ()
+    edits: tuple[Edit, ...] = ()
 
     def __or__(self, other: TrialState) -> TrialState:
         """Return both differences; where they contradict each other the other counts."""
-        return TrialState(
-            self.off | other.off, {**self.grids, **other.grids}, {**self.constants, **other.constants}
-        )
+        grids, edits = dict((*self.grids, *other.grids)), dict.fromkeys((*self.edits, *other.edits))
+        return TrialState(self.off | other.off, tuple(grids.items()), tuple(edits))
 
 
 AS_WRITTEN = TrialState()
@@ -52,25 +53,30 @@ AS_WRITTEN = TrialState()
 
 
 class FileToggles:
-    """The session; states with other constants have another one."""
+    """The session; states with edits have another one."""
 
     def __init__(
-        self, form: SwitchedForm, judged: JudgedTensors, threads: int, chosen: Mapping[int, Feed]
+        self,
+        file: onnx.ModelProto,
+        form: SwitchedForm,
+        judged: JudgedTensors,
+        threads: int,
+        chosen: Mapping[int, Feed],
     ) -> None:
-        """Take the form.
+        """Take the file.
 
         Args:
-            form: with its switches.
+            file: normalised.
+            form: of the file, with its switches.
             judged: what decides, and the choices that the reference makes.
             threads: of the session, 0 for one per core.
             chosen: by the identity of a feed, the feed with these choices.
         """
-        self.judged, self._chosen, self._threads = judged, chosen, threads
-        self.form = replace(form, proto=with_given_choices(form.proto, judged.choices))
+        self.form, self.judged, self._file, self._chosen, self._threads = form, judged, file, chosen, threads
         self.inner = [quantizer.plain for quantizer in form.activations]
         self.fetches = [*dict.fromkeys((*output_names(form.proto), *judged.sources))]
         self.limits: Mapping[int, Limit] = {}
-        self._opened: dict[Hashable, tuple[Session, Any]] = {}
+        self._session = lru_cache(2)(self._open)
 
     @property
     def nothing(self) -> TrialState:
@@ -92,26 +98,18 @@ class FileToggles:
             return []
         given, quantizers = dict(self.given(feed)), self.form.activations
         given |= {quantizers[number].name("on"): np.asarray(False) for number in state.off}
-        for number, fit in state.grids.items():
+        for number, fit in state.grids:
             for part, value in zip(("scale", "zero_point"), fit, strict=True):
                 given[quantizers[number].name(part)] = np.asarray(value, np.float32)
-        return self._session(state.constants).run(given, wanted)
+        return self._session(state.edits, tuple(self.limits.items())).run(given, wanted)
 
-    def _session(self, constants: Mapping[str, NDArray[Any]]) -> Session:
-        """Return the session with these constants, which are far slower as inputs; the last two stay open."""
-        key = tuple(self.limits.items()), frozenset((name, id(array)) for name, array in constants.items())
-        opened = self._opened.pop(key, None) or (self._open(constants), constants)
-        self._opened = dict([*self._opened.items()][-1:]) | {key: opened}
-        return opened[0]
-
-    def _open(self, constants: Mapping[str, NDArray[Any]]) -> Session:
-        editor = GraphEditor(self.form.proto)
-        for number, ends in self.limits.items():
+    def _open(self, edits: tuple[Edit, ...], limits: tuple[tuple[int, Limit], ...]) -> Session:
+        form = switch_form(edit_file(self._file, edits), "the repaired file") if edits else self.form
+        editor = GraphEditor(with_given_choices(form.proto, self.judged.choices))
+        for number, ends in limits:
             for letter, end in zip(("low", "high"), ends, strict=True):
-                editor.store(self.form.activations[number].name(f"limit/{letter}"), np.asarray(end))
-        for name, values in constants.items():
-            editor.store(name, values)
-        names = [one.name(part) for one in self.form.activations for part in ("scale", "zero_point", "on")]
+                editor.store(form.activations[number].name(f"limit/{letter}"), np.asarray(end))
+        names = [one.name(part) for one in form.activations for part in ("scale", "zero_point", "on")]
         kinds = ((name, editor.constants[name].data_type) for name in names)
         editor.graph.input.extend(helper.make_tensor_value_info(name, kind, []) for name, kind in kinds)
         editor.proto.ir_version = max(editor.proto.ir_version, 4)  # defaults of inputs
