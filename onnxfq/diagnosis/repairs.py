@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial, reduce
+from collections.abc import Sequence
 
 import onnx
 
@@ -13,13 +12,10 @@ from onnxfq.diagnosis.diagnosis import NOTHING_READ, Diagnosis, verdict_of
 from onnxfq.diagnosis.measure import Measure
 from onnxfq.diagnosis.named_tensors import named_rows
 from onnxfq.diagnosis.ranking import FOR_SPEED, find_noisiest, rank
-from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import FOUND, Cause, Suspicion
-from onnxfq.diagnosis.reading.file_editor import Edit, FileEditor, edit_file
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
+from onnxfq.diagnosis.reading.file_editor import edit_file
 from onnxfq.judging.judge import GAINED_SHARE, explain_gain, keeps_sqnr
 from onnxfq.judging.work import Budget
-from onnxfq.support.groups import group_pairs
 
 RUNS = 512
 """Most runs that measure single repairs, 32 on all samples that prove."""
@@ -43,7 +39,7 @@ class Repairs:
         hide nothing. Without any cause, a pair that alone makes almost all of the noise is one.
         """
         causes = self._confirm(list(suspicions))
-        if any(one.has_repair for one in causes) or self._candidate.opened is None:
+        if any(one.edits for one in causes) or self._candidate.opened is None:
             return causes
         return self._confirm([*causes, *find_noisiest(self._candidate)])
 
@@ -58,9 +54,9 @@ class Repairs:
 
     def _gains(self, one: Suspicion, worse: Sequence[Suspicion]) -> bool:
         """Tell whether the repair of a suspicion gains in SQNR, alone or on top of worse ones."""
-        if not one.has_repair or one.kind in FOR_SPEED or self._candidate.opened is None:
+        if not one.edits or one.kind in FOR_SPEED or self._candidate.opened is None:
             return True
-        for others in ([], [other for other in worse if other.has_repair]) if worse else ([],):
+        for others in ([], [other for other in worse if other.edits]) if worse else ([],):
             before, after = self._sqnr_of(*others), self._sqnr_of(*others, one)
             if before is None or after is None:
                 return one.harm >= GAINED_SHARE  # on the samples that choose
@@ -85,7 +81,7 @@ class Repairs:
         good: list[Suspicion] = []
         for suspicion in suspicions:
             alone = None
-            if suspicion.has_repair and before is not None:
+            if suspicion.edits and before is not None:
                 alone = self._sqnr_of(suspicion)
                 if measure.function is not None and alone is not None:
                     alone = measure.reported(self._edit(candidate.proto, suspicion))
@@ -146,28 +142,4 @@ class Repairs:
         return is_left
 
     def _edit(self, proto: onnx.ModelProto, *suspicions: Suspicion) -> onnx.ModelProto:
-        trials = (suspicion.trial for suspicion in suspicions)
-        return edit_file(proto, list_edits(self._candidate, reduce(TrialState.__or__, trials, AS_WRITTEN)))
-
-
-def list_edits(candidate: FileCandidate, state: TrialState) -> Iterator[Edit]:
-    """Yield the edits that make a state of a file; layers behind another grid get the float model's biases.
-
-    A bias in integers was rounded in steps of the range of its layer's input, and is as wrong as that.
-    """
-    quantizers = candidate.form.activations
-    yield from state.edits
-    scales = group_pairs((quantizers[number].scale, (quantizers[number], fit)) for number, fit in state.grids)
-    for (quantizer, fit), *_ in scales.values():
-        yield partial(FileEditor.set_grid, quantizer=quantizer, fit=fit)
-    outputs = {quantizers[number].output for number, _ in state.grids}
-    stored = {one.constant for one in candidate.form.constants if one.is_bias}
-    integer = {node.name for node in candidate.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
-    layers = {} if candidate.floats is None else candidate.floats.layers
-    for node in candidate.form_index.nodes:
-        layer = layers.get(node.name)
-        has_stored = len(node.input) > 2 and (node.input[2] in stored or node.name in integer)
-        if layer is not None and layer.bias is not None and node.input[0] in outputs and has_stored:
-            yield partial(FileEditor.set_bias, layer=node.name, values=layer.bias)
-    for number in state.off:
-        yield partial(FileEditor.bypass, quantizing=quantizers[number].node)
+        return edit_file(proto, [edit for suspicion in suspicions for edit in suspicion.edits])

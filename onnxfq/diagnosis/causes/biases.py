@@ -16,7 +16,6 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.quantizers import PREFIX
 from onnxfq.diagnosis.reading.relu_limits import find_layer
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_fields import input_name
 
@@ -83,10 +82,10 @@ def _lacks_bias(
 def _suspect(
     candidate: FileCandidate, node: onnx.NodeProto, kind: str, text: str, wanted: Any, *, is_certain: bool
 ) -> Suspicion:
-    trial, repair = AS_WRITTEN, "give the float model, which has it"
+    edits, repair = [], "give the float model, which has it"
     if wanted is not None:
-        edit = partial(FileEditor.set_bias, layer=node.name, values=wanted)
-        trial, repair = TrialState(edits=(edit,)), "the bias of the float layer"
+        edits = [partial(FileEditor.set_bias, layer=node.name, values=wanted)]
+        repair = "the bias of the float layer"
     tensor = node.output[0] if node.output[0] in candidate.index.makers else ""
-    found = Suspicion(kind=kind, evidence=text, tensor=tensor, node=node.name, repair=repair, trial=trial)
-    return replace(found, is_certain=is_certain)
+    found = Suspicion(kind=kind, evidence=text, tensor=tensor, node=node.name, repair=repair)
+    return replace(found, is_certain=is_certain, edits=tuple(edits))

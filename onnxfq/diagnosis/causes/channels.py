@@ -15,7 +15,6 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import Edit, FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import RangeReading
-from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.diagnosis.reading.values import TensorValues
 from onnxfq.documents.layers import WIDE, ChannelSizes
 from onnxfq.graph.node_fields import attributes_of
@@ -34,15 +33,14 @@ def find_activation_channels(candidate: FileCandidate) -> Iterator[Suspicion]:
         if sizes is None or not sizes.median or sizes.ratio < WIDE:
             continue
         numbers = (quantizer.number,)
-        off = TrialState(off=frozenset(numbers))
-        if candidate.share(numbers) < HALF or (harm := candidate.harm(numbers, off)) < HALF:
+        if (harm := candidate.share(numbers) - candidate.share(())) < HALF:
             continue
         edits = _equalize(candidate, quantizer)
         by_hand = "quantize the float model again: `onnxfq quantize` evens out channels with --repair auto"
         repair = "a Mul that evens out the channels, and its inverse in the weights" if edits else by_hand
         text = f"{sizes}: that one has {100 / sizes.ratio:.2g}% of the grid"
         found = Suspicion.of([quantizer], kind="channel_spread", evidence=text, repair=repair, harm=harm)
-        yield replace(found, trial=TrialState(edits=edits))
+        yield replace(found, edits=edits)
 
 
 def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple[Edit, ...]:

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.shapes import add_shapes
@@ -48,7 +47,7 @@ def find_overflow(candidate: FileCandidate) -> Iterator[Suspicion]:
             )
             if region := _region(index, node):
                 edit = partial(_widen, region=tuple(region))
-                found = replace(found, repair="this part in float32", trial=TrialState(edits=(edit,)))
+                found = replace(found, repair="this part in float32", edits=(edit,))
             yield found
 
 

@@ -14,7 +14,6 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import Edit, FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.stored_weight import channel_axis, round_weight
-from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import MOVES, QDQ_OPS, WEIGHTED_INPUTS
 
@@ -69,7 +68,7 @@ def find_inside_fusion(candidate: FileCandidate) -> Iterator[Suspicion]:
 def _suspect_pair(quantizer: ActivationQuantizer, evidence: str, repair: str, *, kind: str) -> Suspicion:
     """Return the suspicion of a pair that should not be there; its repair is to remove it."""
     found = Suspicion.of([quantizer], kind=kind, evidence=evidence, repair=repair, is_certain=True)
-    return replace(found, trial=TrialState(off=frozenset(found.numbers)))
+    return replace(found, edits=(partial(FileEditor.bypass, quantizing=quantizer.node),))
 
 
 def find_missing(candidate: FileCandidate) -> Iterator[Suspicion]:
@@ -120,7 +119,7 @@ def _suspect(
 ) -> Suspicion:
     """Return the suspicion of a node that reads a tensor in float."""
     found = Suspicion(kind=kind, evidence=evidence, tensor=tensor, node=node.name, repair=repair)
-    return replace(found, is_certain=True, trial=TrialState(edits=(edit,)))
+    return replace(found, is_certain=True, edits=(edit,))
 
 
 def find_shifted(candidate: FileCandidate) -> Iterator[Suspicion]:

@@ -15,7 +15,6 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import RangeReading, mean_misfit
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 
 COARSE = 4.0
 """Squared error over the one of rounding from which a weight has another fault."""
@@ -81,8 +80,7 @@ def _factor_by_ranges(reading: WeightReading) -> float | None:
     if len(places) < 3 or first.is_near or not first.ratio:
         return None
     edit = partial(FileEditor.scale_weight, constant=reading.constant, factor=1 / first.ratio)
-    trial = TrialState(edits=(edit,))
-    tried = (candidate.read_ranges(candidate.feeds[:TRIED], state) for state in (AS_WRITTEN, trial))
+    tried = (candidate.read_ranges(candidate.feeds[:TRIED], edits) for edits in ((), (edit,)))
     before, after = (mean_misfit([ranges[at] for at in places[1:]]) for ranges in tried)
     return 1 / first.ratio if before > APART and after < BETTER * before else None
 

@@ -15,7 +15,6 @@ from onnxfq.diagnosis.reading.file_editor import Edit, FileEditor
 from onnxfq.diagnosis.reading.quantizers import StoredConstant
 from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.diagnosis.reading.stored_weight import channel_axis
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.granularity import PER_TENSOR
 
@@ -76,10 +75,10 @@ class WeightReading:
         """Return a suspicion of the weight; a dynamic product has no edit."""
         constant, is_editable = self.constant, self.constant.is_editable
         repair = repair if is_editable else f"quantize the float model again: {repair}"
-        trial = TrialState(edits=(edit,)) if edit is not None and is_editable else AS_WRITTEN
+        edits = (edit,) if edit is not None and is_editable else ()
         place = {"tensor": constant.data, "node": self.layer.name}
         found = Suspicion(kind=kind, evidence=evidence, repair=repair, is_certain=is_certain, **place)
-        return replace(found, trial=trial)
+        return replace(found, edits=edits)
 
     def round_again(self, values: NDArray[np.float32], axis: int | None) -> Edit:
         """Return what stores the weight as `values`, with a scale a channel along `axis`."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from onnxfq.diagnosis.reading.file_editor import Edits
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.support.records import Record
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Suspicion:
         is_certain: whether it is a fault at any harm.
         is_whole: whether it explains what other causes say about single tensors.
         numbers: the quantizers that it concerns.
-        trial: the repair; AS_WRITTEN if there is none.
+        edits: the repair; none if there is none.
     """
 
     kind: str
@@ -62,12 +62,7 @@ class Suspicion:
     is_certain: bool = False
     is_whole: bool = False
     numbers: tuple[int, ...] = ()
-    trial: TrialState = AS_WRITTEN
-
-    @property
-    def has_repair(self) -> bool:
-        """Whether a repair is known."""
-        return self.trial != AS_WRITTEN
+    edits: Edits = ()
 
     @staticmethod
     def of(group: Sequence[ActivationQuantizer], **found: Any) -> Suspicion:

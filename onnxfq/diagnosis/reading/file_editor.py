@@ -23,6 +23,9 @@ _INTEGER_BIASES = {"QGemm": 6, "QLinearConv": 8}
 Edit = Callable[["FileEditor"], None]
 """Changes a file by its editor."""
 
+Edits = tuple[Edit, ...]
+"""A repair: what changes a file, in this order."""
+
 
 def edit_file(proto: onnx.ModelProto, edits: Iterable[Edit]) -> onnx.ModelProto:
     """Return a copy of a file that edits changed in their order."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise, grid_error
 from onnxfq.calibration.statistics.bins import NEGATIVE
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
-from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qparams import choose_qparams
@@ -48,10 +47,6 @@ class RangeReading:
     def numbers(self) -> tuple[int, ...]:
         """The numbers of the group."""
         return tuple(quantizer.number for quantizer in self.group)
-
-    def trial(self, fit: GridFit) -> TrialState:
-        """Return the state in which the group has another grid."""
-        return TrialState(grids=tuple((number, fit) for number in self.numbers))
 
     @property
     def ends(self) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -1,12 +1,11 @@
-"""`switch_form`: the float form of a quantized file, with a switch in place of each quantizer.
+"""`switch_form`: the float form of a quantized file, with a FakeQuantize in place of each quantizer.
 
-A FakeQuantize reads switch, scale and zero point, so one session runs the file as it is, without some of its
-quantizers, or on other grids.
+It reads a switch, so that one session runs the file as it is, or without some of its quantizers.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 
@@ -15,7 +14,13 @@ import onnx
 from onnx import helper
 
 from onnxfq.diagnosis.reading.dynamic_products import write_products
-from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, StoredConstant, SwitchedForm
+from onnxfq.diagnosis.reading.quantizers import (
+    PREFIX,
+    ActivationQuantizer,
+    Limit,
+    StoredConstant,
+    SwitchedForm,
+)
 from onnxfq.errors import ModelError
 from onnxfq.graph.model import bodies, list_nodes
 from onnxfq.graph.node_fields import input_name
@@ -37,6 +42,9 @@ _PASSED_OVER = {
     "DynamicQuantizeLSTM": "weights of DynamicQuantizeLSTM",
 }
 
+NOTHING: Mapping[str, Limit] = {}
+"""No range does the work of another operator."""
+
 _NOT_POSITIVE = "scale that is not positive"
 
 
@@ -45,8 +53,9 @@ class _SwitchedUnfolding(Unfolding):
 
     enters_bodies = False
 
-    def __init__(self, proto: onnx.ModelProto, source: str) -> None:
+    def __init__(self, proto: onnx.ModelProto, source: str, limits: Mapping[str, Limit]) -> None:
         super().__init__(proto, source, HANDLERS)
+        self._limits = limits
         self.switched = SwitchedForm(onnx.ModelProto())
         self._clips_within: set[str] = set()
 
@@ -78,7 +87,7 @@ class _SwitchedUnfolding(Unfolding):
             return
         grid = replace(grid, ends=self._absorb_clip(node.output[0]))
         number = len(self.switched.activations)
-        least, most = self.bounds(tensor)
+        (least, most), (low, high) = self.bounds(tensor), grid.limits
         quantizer = ActivationQuantizer(
             number=number,
             tensor=node.input[0] if node.op_type == "QuantizeLinear" else node.output[0],
@@ -87,12 +96,9 @@ class _SwitchedUnfolding(Unfolding):
             scale=input_name(node, slots.scale),
             zero_point=input_name(node, slots.zero),
             grid=grid,
-            real=tensor,
             plain=tensor,
+            can_limit=least < low - grid.scale / 2 or most > high + grid.scale / 2,
         )
-        low, high = grid.limits
-        if least < low - grid.scale / 2 or most > high + grid.scale / 2:
-            quantizer = self._limit(quantizer)
         self.switched.activations.append(quantizer)
         self._insert(node, quantizer)
 
@@ -129,21 +135,16 @@ class _SwitchedUnfolding(Unfolding):
             if inner.op_type in QUANTIZED_OPS and inner.op_type != "QuantizeLinear":  # its other half counts
                 self.switched.passed_over.append(f"quantizer in a body of {node.op_type}")
 
-    def _limit(self, quantizer: ActivationQuantizer) -> ActivationQuantizer:
-        """Add two ends that can do the work of a Relu or Clip where the quantizer is off; open by default."""
-        ends = []
-        for letter, end in (("low", -math.inf), ("high", math.inf)):
-            ends.append(self.constant(quantizer.name(f"limit/{letter}"), end, quantizer.grid.floats))
-        raised = self.compute("Max", [quantizer.plain, ends[0]], quantizer.name("limit/raised"))
-        real = self.compute("Min", [raised, ends[1]], quantizer.name("limit/limited"))
-        return replace(quantizer, real=real)
-
     def _insert(self, node: onnx.NodeProto, quantizer: ActivationQuantizer) -> None:
-        grid, defaults = quantizer.grid, {"scale": quantizer.grid.scale, "zero_point": quantizer.grid.zero}
-        inputs = [self.constant(quantizer.name(part), value) for part, value in defaults.items()]
-        inputs.append(self.constant(quantizer.name("on"), True, np.bool_))
+        """Add the FakeQuantize, behind the ends that do the work of a Relu or Clip, on and off."""
+        grid, named, real = quantizer.grid, quantizer.name, quantizer.plain
+        for op, end in zip(("Max", "Min"), self._limits.get(quantizer.node, ()), strict=False):
+            limit = self.constant(named(op), end, grid.floats)
+            real = self.compute(op, [real, limit], named(f"{op}/limited"))
+        inputs = [self.constant(named("scale"), grid.scale), self.constant(named("zero_point"), grid.zero)]
+        inputs.append(self.constant(named("on"), True, np.bool_))
         made = {"domain": ONNXFQ_DOMAIN, "qtype": str(quantizer.qtype)}
-        name = self.compute("FakeQuantize", [quantizer.real, *inputs], quantizer.output, **made)
+        name = self.compute("FakeQuantize", [real, *inputs], quantizer.output, **made)
         self.real[node.output[0]] = name
         self._note_range(name, grid)
 
@@ -204,14 +205,16 @@ def _mark_symmetric(quantizers: list[ActivationQuantizer]) -> list[ActivationQua
     ]
 
 
-def switch_form(proto: onnx.ModelProto, source: str) -> SwitchedForm:
+def switch_form(proto: onnx.ModelProto, source: str, limits: Mapping[str, Limit] = NOTHING) -> SwitchedForm:
     """Return the float form of a normalised quantized model, with its switches.
+
+    limits: by the node of a quantizer, the ends that its range gives in place of a Relu or Clip.
 
     Raises ModelError for an operator without a float form, and for a model without quantizers.
     """
     copy = deepcopy(proto)
     write_products(copy)
-    unfolding = _SwitchedUnfolding(copy, source)
+    unfolding = _SwitchedUnfolding(copy, source, limits)
     passed_over = unfolding.set_aside()
     form = unfolding.build()
     for node in form.proto.graph.node:

@@ -1,4 +1,4 @@
-"""`FileToggles`: one session of a quantized file whose quantizers are switched, changed and replaced."""
+"""`FileToggles`: a quantized file, repaired or not, whose quantizers are switched off and on."""
 
 from __future__ import annotations
 
@@ -13,39 +13,31 @@ import onnx
 from onnx import helper
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.reading.file_editor import Edit, edit_file
-from onnxfq.diagnosis.reading.graph_editor import GraphEditor
-from onnxfq.diagnosis.reading.quantizers import SwitchedForm
+from onnxfq.diagnosis.reading.file_editor import Edits, edit_file
+from onnxfq.diagnosis.reading.quantizers import Limit, SwitchedForm
 from onnxfq.diagnosis.reading.switched_form import switch_form
-from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.graph.prune import leave_out
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.runtime.session import Session
 
-Limit = tuple[float, float]
-"""The ends to which a tensor is limited where its quantizer is off."""
-
 
 @dataclass(frozen=True)
 class TrialState:
-    """A state of the toggles, as a difference from the file: a repair is one too.
+    """A state of the toggles.
 
     Attributes:
         off: numbers of the quantizers that are off.
-        grids: numbers of quantizers with another scale and zero point.
-        edits: other changes of the file.
+        edits: of the file.
     """
 
     off: frozenset[int] = frozenset()
-    grids: tuple[tuple[int, GridFit], ...] = ()
-    edits: tuple[Edit, ...] = ()
+    edits: Edits = ()
 
-    def __or__(self, other: TrialState) -> TrialState:
-        """Return both differences; where they contradict each other the other counts."""
-        grids, edits = dict((*self.grids, *other.grids)), dict.fromkeys((*self.edits, *other.edits))
-        return TrialState(self.off | other.off, tuple(grids.items()), tuple(edits))
+    def edited(self, edits: Edits) -> TrialState:
+        """Return the state with more edits; each is made once."""
+        return TrialState(self.off, tuple(dict.fromkeys((*self.edits, *edits))))
 
 
 AS_WRITTEN = TrialState()
@@ -96,28 +88,25 @@ class FileToggles:
         wanted = self.fetches if names is None else list(names)
         if not wanted:  # to ONNX Runtime no names are all names
             return []
-        given, quantizers = dict(self.given(feed)), self.form.activations
-        given |= {quantizers[number].name("on"): np.asarray(False) for number in state.off}
-        for number, fit in state.grids:
-            for part, value in zip(("scale", "zero_point"), fit, strict=True):
-                given[quantizers[number].name(part)] = np.asarray(value, np.float32)
-        return self._session(state.edits, tuple(self.limits.items())).run(given, wanted)
+        session, switches = self._session(state.edits, tuple(self.limits.items()))
+        off = switches.intersection(self.form.activations[number].name("on") for number in state.off)
+        return session.run({**self.given(feed), **dict.fromkeys(off, np.asarray(False))}, wanted)
 
-    def _open(self, edits: tuple[Edit, ...], limits: tuple[tuple[int, Limit], ...]) -> Session:
-        form = switch_form(edit_file(self._file, edits), "the repaired file") if edits else self.form
-        editor = GraphEditor(with_given_choices(form.proto, self.judged.choices))
-        for number, ends in limits:
-            for letter, end in zip(("low", "high"), ends, strict=True):
-                editor.store(form.activations[number].name(f"limit/{letter}"), np.asarray(end))
-        names = [one.name(part) for one in form.activations for part in ("scale", "zero_point", "on")]
-        kinds = ((name, editor.constants[name].data_type) for name in names)
-        editor.graph.input.extend(helper.make_tensor_value_info(name, kind, []) for name, kind in kinds)
-        editor.proto.ir_version = max(editor.proto.ir_version, 4)  # defaults of inputs
-        return Session(with_outputs(editor.proto, [*self.fetches, *self.inner]), self._threads)
+    def _open(self, edits: Edits, limits: tuple[tuple[int, Limit], ...]) -> tuple[Session, set[str]]:
+        """Return the session of the file with these edits, and its switches."""
+        ends = {self.form.activations[number].node: pair for number, pair in limits}
+        form = switch_form(edit_file(self._file, edits), "the file", ends)
+        proto = with_given_choices(form.proto, self.judged.choices)
+        proto = with_outputs(proto, [*self.fetches, *self.inner])
+        switches = {one.name("on") for one in form.activations}
+        infos = [helper.make_tensor_value_info(name, onnx.TensorProto.BOOL, []) for name in switches]
+        proto.graph.input.extend(infos)
+        proto.ir_version = max(proto.ir_version, 4)  # defaults of inputs
+        return Session(proto, self._threads), switches
 
 
 def without_quantizers(form: SwitchedForm) -> onnx.ModelProto:
     """Return the form without its quantizers."""
     proto = deepcopy(form.proto)
-    leave_out(proto.graph, {quantizer.output: quantizer.real for quantizer in form.activations})
+    leave_out(proto.graph, {quantizer.output: quantizer.plain for quantizer in form.activations})
     return proto
