@@ -163,7 +163,7 @@ ROOM_LINES: dict[str, int] = {
     "checkpoints": 1353,  # bits and groups that no layer has are refused; no room fell
     "cli": 1841,  # what readers took and left in JSON, a command for files without a recipe; no room fell
     "data": 1786,  # what a reader took and left, pixels by the head of a file; no room fell
-    "diagnosis": 2026,  # causes gain on other samples, another float model, norms between pairs; no room fell
+    "diagnosis": 2024,  # causes gain on other samples, another float model, norms between pairs; no room fell
     "documents": 1436,  # the count of low operators, from targets
     "execution": 1014,  # workers without the working folder on their path; no room fell
     "graph": 4417,  # Reshapes to the same shape, domains without an import, endless functions; no room fell
@@ -176,7 +176,7 @@ ROOM_LINES: dict[str, int] = {
     "quantized": 1487,  # scales by channel become one range; no room fell
     "quantizing": 354,
     "remedies": 1536,  # 16 bits for single sums and norms; no room fell
-    "report": 1195,
+    "report": 1196,
     "runtime": 1539,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1865,  # masks that set no range; no room fell
     "support": 1069,  # bounds on native libraries, groups, what readers took and left; no room fell

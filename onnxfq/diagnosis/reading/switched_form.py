@@ -144,9 +144,7 @@ class _SwitchedUnfolding(Unfolding):
         inputs = [self.constant(named("scale"), grid.scale), self.constant(named("zero_point"), grid.zero)]
         inputs.append(self.constant(named("on"), True, np.bool_))
         made = {"domain": ONNXFQ_DOMAIN, "qtype": str(quantizer.qtype)}
-        name = self.compute("FakeQuantize", [real, *inputs], quantizer.output, **made)
-        self.real[node.output[0]] = name
-        self._note_range(name, grid)
+        self.real[node.output[0]] = self.compute("FakeQuantize", [real, *inputs], quantizer.output, **made)
 
     def weight(self, name: str, grid: StoredGrid, kind: type = np.float32) -> str:
         constant = super().weight(name, grid, kind)
