@@ -12,7 +12,7 @@ from onnx import helper
 
 from onnxfq.diagnosis.reading.graph_editor import GraphEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
-from onnxfq.diagnosis.reading.stored_weight import RoundedWeight, round_weight
+from onnxfq.diagnosis.reading.stored_weight import WeightNumbers, round_weight
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.node_fields import input_name
 
@@ -91,7 +91,7 @@ class FileEditor(GraphEditor):
         for node, values in biases:
             self._store_bias(node, values)
 
-    def _widen(self, constant: StoredConstant, weight: RoundedWeight, axis: int) -> None:
+    def _widen(self, constant: StoredConstant, weight: WeightNumbers, axis: int) -> None:
         """Give a weight with one scale a scale for each channel."""
         zero = weight.zero.astype(weight.numbers.dtype)
         scale = self.add(f"{constant.scale}/channels", weight.scale)

@@ -20,7 +20,7 @@ from onnxfq.numerics.qtypes import qtype_of_integers
 from onnxfq.numerics.spec import QuantSpec
 
 
-class RoundedWeight(NamedTuple):
+class WeightNumbers(NamedTuple):
     """A weight on a new grid: its integers, and one scale and zero point or one for each channel."""
 
     numbers: NDArray[np.generic]
@@ -33,7 +33,7 @@ def channel_axis(node: onnx.NodeProto, rank: int) -> int | None:
     return ops.channel_axis(SimpleNamespace(op=node.op_type, attrs=attributes_of(node)), 1, rank)
 
 
-def round_weight(values: NDArray[np.float32], codes: tuple[float, float], axis: int | None) -> RoundedWeight:
+def round_weight(values: NDArray[np.float32], codes: tuple[float, float], axis: int | None) -> WeightNumbers:
     """Return a weight rounded to the numbers `codes`, with the range of each channel along `axis`.
 
     The grid is symmetric for signed numbers.
@@ -42,4 +42,4 @@ def round_weight(values: NDArray[np.float32], codes: tuple[float, float], axis: 
     qtype, granularity = qtype_of_integers(-most if least < 0 else least, most), Granularity(axis)
     spec = QuantSpec(qtype=qtype, symmetric=least < 0, granularity=granularity)
     scale, zero = choose_qparams(*group_ranges(values, spec, MINMAX), qtype, spec.symmetric)
-    return RoundedWeight(quantize(values, scale, zero, qtype=qtype, granularity=granularity), scale, zero)
+    return WeightNumbers(quantize(values, scale, zero, qtype=qtype, granularity=granularity), scale, zero)
