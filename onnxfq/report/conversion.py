@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from onnxfq.documents.scores import Evaluation
-from onnxfq.report.text import MOST_REASONS, float_lines, plan_summary, proof_lines
+from onnxfq.report.text import float_lines, plan_summary, proof_lines
 from onnxfq.support.groups import group_pairs
 from onnxfq.targets.findings import CheckResult
 from onnxfq.tools.cast import Casting
@@ -53,7 +53,7 @@ def cast_summary(result: Casting) -> str:
     lines += [f"cast       {low} of {result.nodes} nodes to {floats.name}, {result.casts} Casts written"]
     lines += float_lines(floats)
     whys = Counter((node.op_type, node.why) for node in result.wider)
-    lines += [f"bf16       {count} {op}: {why}" for (op, why), count in whys.most_common(MOST_REASONS)]
+    lines += [f"bf16       {count} {op}: {why}" for (op, why), count in whys.most_common(6)]
     lines += [f"note       {note}" for note in result.notes]
     if result.evaluation is not None:
         lines += _compared_lines(f"the float model, {result.evaluation.feeds} samples", result.evaluation)

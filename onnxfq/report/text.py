@@ -25,13 +25,9 @@ def coverage_line(plan: Plan) -> str:
     return ", ".join(str(row) for row in plan.coverage())
 
 
-MOST_REASONS = 6
-"""Reasons for float, and tensors that do not fit, that a summary lists."""
-
-
-def plan_summary(plan: Plan) -> str:
+def plan_summary(plan: Plan, reasons: int = 6) -> str:
     """Return coverage, counts, and the most frequent reasons for float."""
-    return "\n".join([*_plan_lines(plan), *_reason_lines(plan.skipped)])
+    return "\n".join([*_plan_lines(plan), *_reason_lines(plan.skipped, reasons)])
 
 
 def _plan_lines(plan: Plan) -> list[str]:
@@ -41,14 +37,14 @@ def _plan_lines(plan: Plan) -> list[str]:
     ]
 
 
-def float_lines(floats: FloatPlan) -> list[str]:
+def float_lines(floats: FloatPlan, reasons: int = 6) -> list[str]:
     """Return the float32 exceptions of the float part: tensors that do not fit, then nodes by reason."""
-    tensors = [f"fp32       tensor {one.name!r}: {one.why}" for one in floats.tensors[:MOST_REASONS]]
-    left = len(floats.tensors) - MOST_REASONS
+    tensors = [f"fp32       tensor {one.name!r}: {one.why}" for one in floats.tensors[:reasons]]
+    left = len(floats.tensors) - reasons
     if left > 0:
         tensors.append(f"           and {left} more tensors; the report lists all")
     own = [node for node in floats.nodes if node.rule != "unfit-tensor"]
-    counts = Counter((node.op_type, node.why) for node in own).most_common(MOST_REASONS)
+    counts = Counter((node.op_type, node.why) for node in own).most_common(reasons)
     nodes = [f"fp32       {count} {op}: {why}" for (op, why), count in counts]
     return [f"float part {floats.name}, {len(floats.nodes)} nodes stay in fp32", *tensors, *nodes]
 
@@ -62,15 +58,15 @@ _DETAILS = re.compile(r"\(read by .*?\)|'[^']*'|\d+")
 """Readers, names and numbers: the parts in which sentences of one reason differ."""
 
 
-def _reason_lines(skipped: Sequence[Skipped]) -> list[str]:
+def _reason_lines(skipped: Sequence[Skipped], most: int) -> list[str]:
     """Return a line for each of the most frequent reasons for float, first for nodes, then for tensors.
 
     Reasons that differ in readers, names and numbers only share a line, which has the most frequent one.
     """
     groups = group_pairs((_DETAILS.sub("", one.why), one) for one in skipped)
     ordered = sorted(groups.values(), key=lambda alike: (all(x.kind == "tensor" for x in alike), -len(alike)))
-    lines = [f"float      {_reason(alike)}" for alike in ordered[:MOST_REASONS]]
-    left = Counter(one.kind for alike in ordered[MOST_REASONS:] for one in alike)
+    lines = [f"float      {_reason(alike)}" for alike in ordered[:most]]
+    left = Counter(one.kind for alike in ordered[most:] for one in alike)
     if left:
         more = ", ".join(f"{count} more {kind}{'s' * (count > 1)}" for kind, count in sorted(left.items()))
         lines.append(f"           and {more}; the plan file and the report list all")
@@ -183,12 +179,13 @@ def is_unseen(result: QuantizeResult) -> bool:
     return unseen or bool(result.evaluation.folds)
 
 
-def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = None) -> str:
+def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = None, reasons: int = 6) -> str:
     """Return the summary after `quantize`: verdict, scores, what was done to get there, reasons for float.
 
     Args:
         result: of `quantize`.
         sizes: bytes of the files of the float model and of the written model; None if none was written.
+        reasons: number of reasons for float.
     """
     evaluation = result.evaluation
     lines = _verdict_lines(result, sizes)
@@ -203,7 +200,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     trials = trial_lines(result.trials)
     lines += [*trials, ""] if trials else []
     lines += list_lines(result.equalization, result.matched, result.rounding)
-    lines += _reason_lines(result.plan.skipped)
+    lines += _reason_lines(result.plan.skipped, reasons)
     lines += float_lines(result.floats) if result.floats is not None else []
     lines += [f"note       {note}" for note in result.staged.notes]
     lines.append(
