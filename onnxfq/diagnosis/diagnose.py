@@ -140,12 +140,12 @@ def _open(
 def _open_toggles(candidate: FileCandidate, threads: int) -> FileToggles:
     """Return the session, whose model takes the choices of the reference."""
     form, floats, feeds = candidate.form, candidate.floats, candidate.feeds
-    reference = without_quantizers(form, {}) if floats is None else floats.proto
+    reference = without_quantizers(form) if floats is None else floats.proto
     common = computed_tensors(candidate.proto) & computed_tensors(form.proto) & computed_tensors(reference)
     judged = _judge(candidate, judge_given(reference, common), common)
     given = feeds_with_choices(reference, judged.choices, feeds, threads)
     chosen = {id(feed): one for feed, one in zip(feeds, given, strict=True)}
-    return FileToggles(form, judged, threads, chosen)
+    return FileToggles(candidate.proto, form, judged, threads, chosen)
 
 
 def _judge(candidate: FileCandidate, judged: JudgedTensors, common: Container[str]) -> JudgedTensors:

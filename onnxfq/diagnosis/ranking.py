@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,6 @@ from onnxfq.diagnosis.causes.stale_weights import find_other_weights
 from onnxfq.diagnosis.reading.candidate import FileCandidate, worst_db
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.judging.judge import GAINED_SHARE
 
@@ -22,6 +20,9 @@ EXPLAINED = tuple(
 
 BROKEN = ("foreign_parameters", "lost_bias", "saturated_bias", "stale_weights", "weight_scale", "wrong_axis")
 """Kinds about the constants of a layer."""
+
+FOR_SPEED = ("asymmetric_for_target", "left_in_float", "missing_pair", "pair_inside_fusion")
+"""Kinds that cost time on the target; their repairs need gain no accuracy."""
 
 PLACED = ("double_quantization", "pair_inside_fusion")
 """Kinds about a pair that should not be there at all."""
@@ -53,11 +54,11 @@ def find_suspicions(candidate: FileCandidate) -> list[Suspicion]:
     for find in LAYER_DETECTORS.values():
         for one in find(candidate):
             layers.append(one)
-            if one.is_certain and one.trial.constants:
-                candidate.keep(one.trial)  # later detectors look behind it
+            if one.is_certain and one.edits and one.kind not in FOR_SPEED and not one.harm:
+                candidate.keep(one.edits)  # later detectors look behind it
     for at, one in enumerate(layers if candidate.opened is not None else ()):
-        if one.trial != AS_WRITTEN:
-            layers[at] = replace(one, harm=candidate.harm(one.numbers, one.trial))
+        if one.edits and not one.harm:
+            layers[at] = replace(one, harm=candidate.harm(one.numbers, one.edits))
     broken = {one.node for one in layers if one.kind in BROKEN and not one.edits}
     outputs = [name for node in candidate.index.nodes if node.name in broken for name in node.output]
     behind = broken | {node.name for node in candidate.index.nodes_behind(outputs)}
@@ -80,10 +81,9 @@ def find_noisiest(candidate: FileCandidate) -> list[Suspicion]:
     found = Suspicion.of(
         group, kind="noisy_pair", evidence=text, repair="the pair removed", harm=shares[most]
     )
-    off, pairs = TrialState(off=frozenset(found.numbers)), [one.node for one in group]
     is_pair = all(one.op_type == "QuantizeLinear" for one in group)
-    edits = tuple(partial(FileEditor.bypass, quantizing=node) for node in pairs) if is_pair else ()
-    return [replace(found, trial=off, edits=edits)]
+    edits = tuple(partial(FileEditor.bypass, quantizing=one.node) for one in group if is_pair)
+    return [replace(found, edits=edits)]
 
 
 def is_sound(candidate: FileCandidate) -> bool:
@@ -107,14 +107,13 @@ def rank(candidate: FileCandidate, suspicions: Sequence[Suspicion]) -> list[Susp
     harmful = [one for one in wholes if one.harm >= GAINED_SHARE]
     whole = max(harmful, key=lambda one: one.harm, default=None)
     causes = [] if whole is None else [whole]
-    repaired = AS_WRITTEN if whole is None else whole.trial
+    repaired = () if whole is None else whole.edits
     for one in sorted(suspicions, key=lambda one: (one.harm, one.is_certain), reverse=True):
         if one.is_whole or (whole is not None and one.kind in EXPLAINED):
             continue
-        least = HALF if one.kind in EXPLAINED else GAINED_SHARE
-        least = ALMOST_ALL if sound else least
-        left = math.inf if candidate.opened is None else candidate.left_by(repaired)
-        if one.is_certain or one.harm >= least * left:
+        least = ALMOST_ALL if sound else HALF if one.kind in EXPLAINED else GAINED_SHARE
+        has_data = candidate.opened is not None
+        if one.is_certain or (has_data and one.harm >= least * candidate.left_by(repaired)):
             causes.append(one)
-            repaired |= one.trial
+            repaired += one.edits
     return causes

@@ -11,17 +11,14 @@ import onnx
 from onnxfq.diagnosis.diagnosis import NOTHING_READ, Diagnosis, verdict_of
 from onnxfq.diagnosis.measure import Measure
 from onnxfq.diagnosis.named_tensors import named_rows
-from onnxfq.diagnosis.ranking import find_noisiest, rank
+from onnxfq.diagnosis.ranking import FOR_SPEED, find_noisiest, rank
 from onnxfq.diagnosis.reading.cause import FOUND, Cause, Suspicion
-from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.file_editor import edit_file
 from onnxfq.judging.judge import GAINED_SHARE, explain_gain, keeps_sqnr
 from onnxfq.judging.work import Budget
 
 RUNS = 512
 """Most runs that measure single repairs, 32 on all samples that prove."""
-
-FOR_SPEED = ("asymmetric_for_target", "left_in_float", "missing_pair", "pair_inside_fusion")
-"""Kinds that cost time on the target; their repairs need gain no accuracy."""
 
 
 class Repairs:
@@ -145,7 +142,4 @@ class Repairs:
         return is_left
 
     def _edit(self, proto: onnx.ModelProto, *suspicions: Suspicion) -> onnx.ModelProto:
-        editor = FileEditor(proto)
-        for edit in (edit for suspicion in suspicions for edit in suspicion.edits):
-            edit(editor)
-        return editor.proto
+        return edit_file(proto, [edit for suspicion in suspicions for edit in suspicion.edits])

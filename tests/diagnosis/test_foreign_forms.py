@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 from builders import Arrays, build
 from diagnosed_networks import network
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from ort_quantizer import by_ort
 
-from onnxfq import diagnose
+from onnxfq import diagnose, register_custom_ops
 from onnxfq.diagnosis.reading.switched_form import switch_form
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import standard_form
@@ -40,6 +40,7 @@ def run(proto: onnx.ModelProto, feed: Arrays) -> np.ndarray:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 4
+    register_custom_ops(options)
     return np.asarray(onnxruntime.InferenceSession(proto.SerializeToString(), options).run(None, feed)[0])
 
 
@@ -189,9 +190,9 @@ def test_a_channel_that_sets_the_scale_of_a_dynamic_product_is_named(tmp_path: P
 PAIR = "q{0} = QuantizeLinear ({1}, {2}) d{0} = DequantizeLinear (q{0}, {2})"
 
 
-@pytest.mark.parametrize("form", ["If", "Loop", "Scan", "channels", "computed"])
+@pytest.mark.parametrize("form", ["If", "Loop", "Scan", "channels", "computed", "negative"])
 def test_what_is_passed_over_is_said(form: str) -> None:
-    """A pair in a body, one with a scale a channel or a computed one stays, is listed, and hides no cause."""
+    """A pair in a body, or whose scale is several, computed or not positive, is listed and hides no cause."""
     pair = PAIR.format("r", "{}", "t, tz")
     behind = {
         "If": "y = If (yes) <then_branch = t () => (float[N,6] i) {"
@@ -204,7 +205,7 @@ def test_what_is_passed_over_is_said(form: str) -> None:
         "channels": "qr = QuantizeLinear (r, ts, tzs) y = DequantizeLinear (qr, ts, tzs)",
         "computed": "k = ReduceMax <keepdims = 0> (r) h = Mul (k, t) qr = QuantizeLinear (r, h, tz)"
         " y = DequantizeLinear (qr, h, tz)",
-    }[form]
+    }.get(form, "qr = QuantizeLinear (r, odd, sz) y = DequantizeLinear (qr, odd, sz)")
     proto = build(
         f"""g (float[N,8] x) => (float[N,6] y) {{
             {PAIR.format("x", "x", "s, sz")} m = MatMul (dx, w) r = Relu (m) {behind} }}""",
@@ -213,6 +214,7 @@ def test_what_is_passed_over_is_said(form: str) -> None:
             "sz": np.int8(0),
             "w": W,
             "t": np.float32(0.02),
+            "odd": np.float32(-0.02),
             "tz": np.uint8(0),
             "ts": np.full(6, 0.02, np.float32),
             "tzs": np.zeros(6, np.uint8),
@@ -223,6 +225,19 @@ def test_what_is_passed_over_is_said(form: str) -> None:
     result = diagnose(proto, data=DATA)
     assert [(cause.kind, cause.tensor) for cause in result.causes[:1]] == [("preprocessing", "x")]
     assert len(result.not_looked_at) == 1, result.not_looked_at
+
+
+def test_activations_of_float8_are_read() -> None:
+    """A pair whose scale is 30 times as large as the values need loses the small ones to 0, and is named."""
+    zero = helper.make_tensor("z", onnx.TensorProto.FLOAT8E4M3FN, [], b"\0", raw=True)
+    proto = build(
+        f"g (float[N,8] x) => (float[N,6] y) {{ {PAIR.format('x', 'x', 's, z')} y = MatMul (dx, w) }}",
+        {"s": np.float32(30.0), "w": W},
+        opset=21,
+    )
+    proto.graph.initializer.append(zero)
+    (cause,) = diagnose(proto, data=DATA).causes
+    assert cause.tensor == "x" and (cause.after or 0.0) > (cause.before or 0.0) + 3
 
 
 def test_a_norm_between_pairs_is_no_fault(tmp_path: Path) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from diagnosed_networks import Network, network
 from diagnosis_score import Score, score, sqnr_db
 from onnx import numpy_helper
 from planted_cases import CASES, SOUND, Case
-from quantized_files import make, sound
+from quantized_files import make
 from unseen_cases import sound_cases
 
 from onnxfq import diagnose
-from onnxfq.diagnosis.reading.switched_form import switch_form
-from onnxfq.diagnosis.reading.toggles import FileToggles, TrialState
-from onnxfq.graph.patterns.logits import NOTHING_KNOWN
 
 EVERY = 6
 """One file in so many is diagnosed, unless all cases are asked for."""
@@ -83,23 +79,6 @@ def test_channels_are_evened_out(tmp_path: Path) -> None:
     unseen = net.feeds(24, seed=3)
     assert sqnr_db(proto, onnx.load(output), unseen) > sqnr_db(proto, made, unseen) + 8
     assert all(len(line) <= 80 for line in result.table().splitlines())
-
-
-def test_the_session_without_quantizers_is_the_form_with_all_of_them_off() -> None:
-    """It computes what the switched form does, with other constants too, to 1e-5: sums have another order."""
-    form = switch_form(sound("conv", "qdq"), "m")
-    toggles, feed = FileToggles(form, NOTHING_KNOWN, 1, {}), network("conv").feeds(1, seed=2)[0]
-    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in form.proto.graph.initializer}
-    stored = {one.constant: tensors[one.constant] for one in form.constants}
-    first = next(iter(stored))
-    for constants in ({}, {first: stored[first] / 2}):
-        toggles.keep(constants)
-        plain, switched = (
-            toggles.run(feed, toggles.nothing | TrialState(constants=given), ["y", *toggles.inner])
-            for given in (constants, stored | constants)
-        )
-        for one, other in zip(plain, switched, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def _share(rows: list[Score], mark: str, of_sixty: int) -> bool:

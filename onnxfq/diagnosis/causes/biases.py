@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.quantizers import PREFIX
 from onnxfq.diagnosis.reading.relu_limits import find_layer
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
-from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_fields import input_name
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -31,22 +31,25 @@ CHANGED = 0.5
 def find_biases(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield biases that are missing, saturated or another one than the float model's."""
     stored = {one.constant: one.grid.steps for one in candidate.form.constants if one.is_bias}
-    index, constants = candidate.form_index, candidate.form_index.constants
-    biased = [node for node in index.nodes if node.op_type in _BIASED]
-    layers = [node for node in biased if input_name(node, 2) in constants]
-    values = {one.name: np.asarray(tensor_array(constants[one.input[2]]), np.float32) for one in layers}
+    index, dynamic = (
+        candidate.form_index,
+        [n.name for n in candidate.index.nodes if n.op_type == "ConvInteger"],
+    )
+    biased = [node for node in index.nodes if node.op_type in _BIASED and node.name not in dynamic]
+    values = {node.name: bias for node in biased if (bias := _read_bias(index, node)) is not None}
+    layers = [node for node in biased if node.name in values]
     norms = [node for node in index.nodes if node.op_type == "BatchNormalization"]
     normed = [find_layer(index, node.input[0]) for node in norms]  # their bias is the norm's
     for node in layers:
-        bias, steps = values[node.name], stored.get(node.input[2], np.zeros(0))
+        bias, steps = values[node.name], stored.get(input_name(node, 2), np.zeros(0))
         full = int((np.abs(steps.astype(np.int64)) >= FULL).sum())
         layer = None if candidate.floats is None else candidate.floats.layers.get(node.name)
         wanted = None if layer is None else layer.bias
         if full:
             text = f"{full} of {bias.size} numbers of the bias are at the end of int32"
             yield _suspect(candidate, node, "saturated_bias", text, wanted, is_certain=True)
-        elif wanted is not None and wanted.shape == bias.shape and np.any(wanted):
-            off = float(np.linalg.norm(bias - wanted) / np.linalg.norm(wanted))
+        elif wanted is not None and bias.shape in ((0,), wanted.shape) and np.any(wanted):
+            off = float(np.linalg.norm(bias - wanted) / np.linalg.norm(wanted)) if bias.size else 1.0
             if not np.any(bias):
                 text = f"the float layer has a bias of up to {np.abs(wanted).max():.4g}, the file has none"
                 yield _suspect(candidate, node, "lost_bias", text, wanted, is_certain=True)
@@ -56,6 +59,16 @@ def find_biases(candidate: FileCandidate) -> Iterator[Suspicion]:
         elif candidate.floats is None and node not in normed and _lacks_bias(node, layers, values):
             text = f"the other {node.op_type} layers have a bias, this one has none"
             yield _suspect(candidate, node, "lost_bias", text, None, is_certain=True)
+
+
+def _read_bias(index: GraphIndex, node: onnx.NodeProto) -> NDArray[np.float32] | None:
+    """Return the constant bias of a layer, empty for one that lacks it; None for a computed one."""
+    if name := input_name(node, 2):
+        stored = index.array(name)
+        return None if stored is None else np.asarray(stored, np.float32)
+    weight = index.constants.get(node.input[1])
+    is_float = weight is not None and weight.data_type == onnx.TensorProto.FLOAT
+    return np.zeros(0, np.float32) if is_float and not node.input[1].startswith(PREFIX) else None
 
 
 def _lacks_bias(
@@ -69,10 +82,10 @@ def _lacks_bias(
 def _suspect(
     candidate: FileCandidate, node: onnx.NodeProto, kind: str, text: str, wanted: Any, *, is_certain: bool
 ) -> Suspicion:
-    trial, edits, repair = AS_WRITTEN, [], "give the float model, which has it"
+    edits, repair = [], "give the float model, which has it"
     if wanted is not None:
-        trial, repair = TrialState(constants={node.input[2]: wanted}), "the bias of the float layer"
         edits = [partial(FileEditor.set_bias, layer=node.name, values=wanted)]
+        repair = "the bias of the float layer"
     tensor = node.output[0] if node.output[0] in candidate.index.makers else ""
-    found = Suspicion(kind=kind, evidence=text, tensor=tensor, node=node.name, repair=repair, trial=trial)
+    found = Suspicion(kind=kind, evidence=text, tensor=tensor, node=node.name, repair=repair)
     return replace(found, is_certain=is_certain, edits=tuple(edits))

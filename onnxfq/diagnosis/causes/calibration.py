@@ -14,8 +14,8 @@ from onnxfq.data import Feed
 from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits, grid_edits
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import Edits
 from onnxfq.diagnosis.reading.range_reading import RangeReading, mean_misfit
-from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.graph.ops import MOVES
 from onnxfq.judging.judge import GAINED_SHARE
 
@@ -72,7 +72,11 @@ def find_other_preprocessing(candidate: FileCandidate) -> Iterator[Suspicion]:
         return
     text = f"the file was calibrated on other values: its {len(readings)} ranges are {before:.0%} off "
     text += f"those of the data, and {misfits[name]:.0%} for data {name}"
-    yield replace(_recalibrate(candidate, text, kind="preprocessing"), tensor=first, is_certain=True)
+    yield replace(
+        _recalibrate(candidate, all_fits(candidate), text, kind="preprocessing"),
+        tensor=first,
+        is_certain=True,
+    )
 
 
 def find_few_samples(candidate: FileCandidate) -> Iterator[Suspicion]:
@@ -82,23 +86,21 @@ def find_few_samples(candidate: FileCandidate) -> Iterator[Suspicion]:
     if len(left) < 3 or 2 * len(left) < len(readings):
         return
     most = max(left, key=lambda reading: reading.overrun)
-    trial = all_fits(candidate)
-    alone = candidate.gain(TrialState(grids={number: trial.grids[number] for number in most.numbers}))
-    if candidate.gain(trial) < max(A_BIT, alone + GAINED_SHARE):
+    repair = all_fits(candidate)
+    alone = candidate.gain(grid_edits(candidate, most, most.fits[0]))
+    if candidate.gain(repair) < max(A_BIT, alone + GAINED_SHARE):
         return
     text = f"unseen samples leave {len(left)} of {len(readings)} ranges, at {most.quantizer.tensor!r} by "
     text += f"{most.overrun:.0%} of the width: too few samples, or means of their extremes, calibrated it"
-    yield _recalibrate(candidate, text, kind="few_samples")
+    yield _recalibrate(candidate, repair, text, kind="few_samples")
 
 
-def _recalibrate(candidate: FileCandidate, evidence: str, *, kind: str) -> Suspicion:
+def _recalibrate(candidate: FileCandidate, edits: Edits, evidence: str, *, kind: str) -> Suspicion:
     """Return the suspicion that every range has to come from the data."""
-    trial = all_fits(candidate)
-    edits = [edit for one in candidate.ranges for edit in grid_edits(candidate, one, one.fits[0])]
     numbers = tuple(quantizer.number for quantizer in candidate.form.activations)
-    repair, harm = f"the ranges of the data for all {len(candidate.ranges)} scales", candidate.gain(trial)
+    repair, harm = f"the ranges of the data for all {len(candidate.ranges)} scales", candidate.gain(edits)
     found = Suspicion(kind=kind, evidence=evidence, repair=repair, harm=harm, is_whole=True)
-    return replace(found, numbers=numbers, trial=trial, edits=tuple(edits))
+    return replace(found, numbers=numbers, edits=edits)
 
 
 def _with_values(readings: Sequence[RangeReading]) -> list[RangeReading]:

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from onnxfq.diagnosis.causes.weight_reading import WeightReading, read_weights
 from onnxfq.diagnosis.reading.candidate import FileCandidate
-from onnxfq.diagnosis.reading.cause import Edit, Suspicion
-from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import Edit, FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import RangeReading
-from onnxfq.diagnosis.reading.toggles import TrialState
-from onnxfq.diagnosis.reading.values import SampledFeed, TensorValues
+from onnxfq.diagnosis.reading.values import TensorValues
 from onnxfq.documents.layers import WIDE, ChannelSizes
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.numerics.granularity import Granularity
@@ -34,15 +33,14 @@ def find_activation_channels(candidate: FileCandidate) -> Iterator[Suspicion]:
         if sizes is None or not sizes.median or sizes.ratio < WIDE:
             continue
         numbers = (quantizer.number,)
-        trial = TrialState(off=frozenset(numbers))
-        if candidate.share(numbers) < HALF or (harm := candidate.harm(numbers, trial)) < HALF:
+        if (harm := candidate.share(numbers) - candidate.share(())) < HALF:
             continue
         edits = _equalize(candidate, quantizer)
         by_hand = "quantize the float model again: `onnxfq quantize` evens out channels with --repair auto"
         repair = "a Mul that evens out the channels, and its inverse in the weights" if edits else by_hand
         text = f"{sizes}: that one has {100 / sizes.ratio:.2g}% of the grid"
         found = Suspicion.of([quantizer], kind="channel_spread", evidence=text, repair=repair, harm=harm)
-        yield replace(found, trial=trial, edits=edits)
+        yield replace(found, edits=edits)
 
 
 def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple[Edit, ...]:
@@ -65,7 +63,7 @@ def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple
     spatial = layers[0].values.ndim - 2 if layers[0].layer.op_type == "Conv" else 0
     shaped = factors.reshape(-1, *[1] * spatial)
     runs = (candidate.inner(feed, [quantizer]) for feed in candidate.feeds)
-    values = TensorValues.of([SampledFeed.of(array / shaped, not spatial) for (array,) in runs])
+    values = TensorValues.over([TensorValues.of(array / shaped, not spatial) for (array,) in runs])
     _, fit = RangeReading([quantizer], values).fits
     edits: list[Edit] = [
         partial(FileEditor.divide, quantizer=quantizer, factors=shaped),
@@ -75,7 +73,7 @@ def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple
         floats = one.values if one.floats is None else one.floats
         wide = [-1 if at == _input_axis(one) else 1 for at in range(floats.ndim)]
         weight = (floats * factors.reshape(wide)).astype(np.float32)
-        edits.append(one.round_again(weight, one.own_axis)[1])
+        edits.append(one.round_again(weight, one.own_axis))
     return tuple(edits)
 
 

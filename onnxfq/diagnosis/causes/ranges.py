@@ -9,10 +9,9 @@ from functools import partial
 import numpy as np
 
 from onnxfq.diagnosis.reading.candidate import FileCandidate
-from onnxfq.diagnosis.reading.cause import Edit, Suspicion
-from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import Edit, Edits, FileEditor
 from onnxfq.diagnosis.reading.range_reading import WIDE, RangeReading, typical
-from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.diagnosis.reading.values import GridFit
 
 WIDEST = 0.9
@@ -70,14 +69,15 @@ def find_ranges(candidate: FileCandidate) -> Iterator[Suspicion]:
         is_other = kind == "wide_range" or (kind == "clipping" and is_certain)  # means of extremes clip
         if is_other and reading.quantizer.tensor in inputs:
             kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
-        fit, harm = choose_fit(candidate, reading) if is_measured else (reading.fits[1], 0.0)
+        # The grid that holds all values, or the one of least error, whichever is better.
+        fits = {fit: grid_edits(candidate, reading, fit) for fit in reading.fits[0 if is_measured else 1 :]}
+        harms = {
+            fit: candidate.harm(reading.numbers, edits) if is_measured else 0.0 for fit, edits in fits.items()
+        }
+        fit = max(harms, key=lambda one: harms[one])
         repair = f"the range of the data: scale {fit.scale:.4g}, zero point {fit.zero:g}"
-        fault = Suspicion.of(reading.group, kind=kind, evidence=evidence, repair=repair, harm=harm)
-        trial, edits = (
-            TrialState(grids=dict.fromkeys(reading.numbers, fit)),
-            grid_edits(candidate, reading, fit),
-        )
-        yield replace(fault, is_certain=is_certain, trial=trial, edits=tuple(edits))
+        fault = Suspicion.of(reading.group, kind=kind, evidence=evidence, repair=repair, harm=harms[fit])
+        yield replace(fault, is_certain=is_certain, edits=fits[fit])
 
 
 def _explain(reading: RangeReading, readings: Sequence[RangeReading]) -> tuple[str, str, bool]:
@@ -118,33 +118,24 @@ def _owner(reading: RangeReading, readings: Sequence[RangeReading]) -> RangeRead
     return next((other for other in near if other.quantizer.grid.agrees(grid)), None)
 
 
-def choose_fit(candidate: FileCandidate, reading: RangeReading) -> tuple[GridFit, float]:
-    """Return the grid that holds all values or the one of least error, whichever is better, and the harm."""
-    trials = {fit: TrialState(grids=dict.fromkeys(reading.numbers, fit)) for fit in reading.fits}
-    harms = {fit: candidate.harm(reading.numbers, trial) for fit, trial in trials.items()}
-    fit = max(harms, key=lambda one: harms[one])
-    return fit, harms[fit]
-
-
-def grid_edits(candidate: FileCandidate, reading: RangeReading, fit: GridFit) -> list[Edit]:
+def grid_edits(candidate: FileCandidate, reading: RangeReading, fit: GridFit) -> Edits:
     """Return the edits that give quantizers a grid, and the layers behind them the float model's biases.
 
     A bias in integers was rounded in steps of the range of its layer's input, and is as wrong as that.
     """
     edits: list[Edit] = [partial(FileEditor.set_grid, quantizer=reading.quantizer, fit=fit)]
-    if candidate.floats is None:
-        return edits
     outputs = {quantizer.output for quantizer in reading.group}
     stored = {one.constant for one in candidate.form.constants if one.is_bias}
     integer = {node.name for node in candidate.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
+    layers = {} if candidate.floats is None else candidate.floats.layers
     for node in candidate.form_index.nodes:
-        layer = candidate.floats.layers.get(node.name)
+        layer = layers.get(node.name)
         has_stored = len(node.input) > 2 and (node.input[2] in stored or node.name in integer)
         if layer is not None and layer.bias is not None and node.input[0] in outputs and has_stored:
             edits.append(partial(FileEditor.set_bias, layer=node.name, values=layer.bias))
-    return edits
+    return tuple(edits)
 
 
-def all_fits(candidate: FileCandidate) -> TrialState:
-    """Return the trial that gives every scale the range of the data."""
-    return TrialState(grids={number: one.fits[0] for one in candidate.ranges for number in one.numbers})
+def all_fits(candidate: FileCandidate) -> Edits:
+    """Return the repair that gives every scale the range of the data."""
+    return tuple(edit for one in candidate.ranges for edit in grid_edits(candidate, one, one.fits[0]))

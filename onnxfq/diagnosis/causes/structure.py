@@ -10,11 +10,10 @@ import numpy as np
 import onnx
 
 from onnxfq.diagnosis.reading.candidate import FileCandidate
-from onnxfq.diagnosis.reading.cause import Edit, Suspicion
-from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import Edit, FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
-from onnxfq.diagnosis.reading.stored_weight import channel_axis, requantize
-from onnxfq.diagnosis.reading.toggles import TrialState
+from onnxfq.diagnosis.reading.stored_weight import channel_axis, round_weight
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import MOVES, QDQ_OPS, WEIGHTED_INPUTS
 
@@ -69,8 +68,7 @@ def find_inside_fusion(candidate: FileCandidate) -> Iterator[Suspicion]:
 def _suspect_pair(quantizer: ActivationQuantizer, evidence: str, repair: str, *, kind: str) -> Suspicion:
     """Return the suspicion of a pair that should not be there; its repair is to remove it."""
     found = Suspicion.of([quantizer], kind=kind, evidence=evidence, repair=repair, is_certain=True)
-    edit = partial(FileEditor.bypass, quantizing=quantizer.node)
-    return replace(found, trial=TrialState(off=frozenset(found.numbers)), edits=(edit,))
+    return replace(found, edits=(partial(FileEditor.bypass, quantizing=quantizer.node),))
 
 
 def find_missing(candidate: FileCandidate) -> Iterator[Suspicion]:
@@ -165,4 +163,4 @@ def _quantize_layer(editor: FileEditor, node: str, old: str, new: str) -> None:
     layer = next(one for one in editor.graph.node if one.name == node)
     values = np.asarray(editor.array(layer.input[1]), np.float32)
     axis = channel_axis(layer, values.ndim) or 0
-    editor.insert_pair(layer.input[1], requantize(values, (-127, 127), axis).grid.scale, node, axis)
+    editor.insert_pair(layer.input[1], round_weight(values, (-127, 127), axis).scale, node, axis)

@@ -15,7 +15,6 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import RangeReading, mean_misfit
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 
 COARSE = 4.0
 """Squared error over the one of rounding from which a weight has another fault."""
@@ -34,11 +33,10 @@ def find_factor(reading: WeightReading, others: Sequence[WeightReading]) -> Susp
         text = f"by the bias or the ranges behind its scale was {1 / factor:.3g} times as large"
     if owner is not None:
         text += f"; the scale is that of {owner.constant.data!r}"
-    right = (reading.values / np.float32(factor)).astype(np.float32)
     kind = "foreign_parameters" if owner is not None else "weight_scale"
     edit = partial(FileEditor.scale_weight, constant=reading.constant, factor=factor)
     repair = f"the scale divided by {factor:.3g}"
-    return reading.suspect(text, repair, (right, edit), kind=kind)
+    return reading.suspect(text, repair, edit, kind=kind)
 
 
 def _factor_of(reading: WeightReading) -> float | None:
@@ -81,8 +79,8 @@ def _factor_by_ranges(reading: WeightReading) -> float | None:
     places = [at for at, one in enumerate(candidate.ranges) if max(one.numbers) >= behind.number]
     if len(places) < 3 or first.is_near or not first.ratio:
         return None
-    trial = TrialState(constants={reading.constant.constant: reading.values * np.float32(first.ratio)})
-    tried = (candidate.read_ranges(candidate.feeds[:TRIED], state) for state in (AS_WRITTEN, trial))
+    edit = partial(FileEditor.scale_weight, constant=reading.constant, factor=1 / first.ratio)
+    tried = (candidate.read_ranges(candidate.feeds[:TRIED], edits) for edits in ((), (edit,)))
     before, after = (mean_misfit([ranges[at] for at in places[1:]]) for ranges in tried)
     return 1 / first.ratio if before > APART and after < BETTER * before else None
 

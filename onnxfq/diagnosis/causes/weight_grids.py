@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from onnxfq.diagnosis.causes.weight_reading import WeightReading
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.graph.stored_grid import StoredGrid
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.layout import Layout
 
@@ -37,12 +35,11 @@ def find_axis(reading: WeightReading, others: Sequence[WeightReading]) -> Suspic
     right = max(fills, key=lambda at: fills[at], default=axis)
     if right == axis or fills[right] < FILLED or fills.get(axis, 1.0) >= FILLED:
         return None
-    turned = StoredGrid(grid.steps, grid.scale, replace(grid.granularity, axis=right))
     text = f"its {grid.scale.size} scales are applied along axis {axis}, "
     text += f"and its integers fill the grid along axis {right}"
     edit = partial(FileEditor.set_axes, scale=reading.constant.scale, axis=right)
     repair = f"the scales along axis {right}"
-    return reading.suspect(text, repair, (turned.values, edit), kind="wrong_axis")
+    return reading.suspect(text, repair, edit, kind="wrong_axis")
 
 
 def find_spread(reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:

@@ -10,21 +10,16 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.diagnosis.reading.candidate import FileCandidate
-from onnxfq.diagnosis.reading.cause import Edit, Suspicion
-from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import Edit, FileEditor
 from onnxfq.diagnosis.reading.quantizers import StoredConstant
 from onnxfq.diagnosis.reading.range_reading import RangeReading
-from onnxfq.diagnosis.reading.stored_weight import channel_axis, requantize
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
+from onnxfq.diagnosis.reading.stored_weight import channel_axis
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.granularity import PER_TENSOR
 
 OFF = 0.05
 """Difference of a factor from 1 that is more than rounding."""
-
-
-Fix = tuple[NDArray[np.float32], Edit]
-"""Right values of a weight, and the edit that stores them."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +70,19 @@ class WeightReading:
         return float((step.astype(np.float64) ** 2 / 12).sum())
 
     def suspect(
-        self, evidence: str, repair: str, fix: Fix | None = None, *, kind: str, is_certain: bool = True
+        self, evidence: str, repair: str, edit: Edit | None = None, *, kind: str, is_certain: bool = True
     ) -> Suspicion:
         """Return a suspicion of the weight; a dynamic product has no edit."""
-        constant, edits = self.constant, fix[1:] if fix and self.constant.is_editable else ()
-        repair = repair if constant.is_editable else f"quantize the float model again: {repair}"
-        trial = TrialState(constants={constant.constant: fix[0]}) if fix else AS_WRITTEN
+        constant, is_editable = self.constant, self.constant.is_editable
+        repair = repair if is_editable else f"quantize the float model again: {repair}"
+        edits = (edit,) if edit is not None and is_editable else ()
         place = {"tensor": constant.data, "node": self.layer.name}
         found = Suspicion(kind=kind, evidence=evidence, repair=repair, is_certain=is_certain, **place)
-        return replace(found, trial=trial, edits=edits)
+        return replace(found, edits=edits)
 
-    def round_again(self, values: NDArray[np.float32], axis: int | None) -> Fix:
+    def round_again(self, values: NDArray[np.float32], axis: int | None) -> Edit:
         """Return what stores the weight as `values`, with a scale a channel along `axis`."""
-        weight = requantize(values, self.constant.codes, axis)
-        return weight.grid.values, partial(FileEditor.set_weight, constant=self.constant, weight=weight)
+        return partial(FileEditor.set_weight, constant=self.constant, values=values, axis=axis)
 
 
 def read_weights(candidate: FileCandidate) -> list[WeightReading]:

@@ -13,12 +13,13 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
+from onnxfq.diagnosis.reading.file_editor import Edits
 from onnxfq.diagnosis.reading.float_model import FloatModel
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, SwitchedForm
 from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.diagnosis.reading.relu_limits import guess_limits, keeps_relus
 from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, FileToggles, TrialState
-from onnxfq.diagnosis.reading.values import SampledFeed, TensorValues
+from onnxfq.diagnosis.reading.values import TensorValues
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import DATA_MOVEMENT
 from onnxfq.judging.samples import Split, split_samples
@@ -46,7 +47,7 @@ class FileCandidate:
         floats: the float model; None if none was given.
         feeds: of the data.
         target: whose rules count; empty for none.
-        kept: repairs of constants, which hold for what is measured in float.
+        kept: repairs of layers, which hold for what is measured in float.
         opened: the toggles of the form; None without data.
     """
 
@@ -56,9 +57,9 @@ class FileCandidate:
     floats: FloatModel | None
     feeds: Sequence[Feed]
     target: str = ""
-    kept: TrialState = AS_WRITTEN
+    kept: Edits = ()
     opened: FileToggles | None = None
-    _alone: dict[tuple[int, ...], Noise] = field(default_factory=dict, init=False)
+    _noises: dict[TrialState, Noise] = field(default_factory=dict, init=False)
 
     def open(self, toggles: FileToggles) -> None:
         """Take the toggles, which run the data, and match the float model."""
@@ -91,14 +92,18 @@ class FileCandidate:
         assert self.opened is not None, "no data was given"
         return self.opened
 
+    @property
+    def floating(self) -> TrialState:
+        """The state with all activations in float, and what is kept."""
+        return self.toggles.nothing.edited(self.kept)
+
     @cached_property
     def references(self) -> dict[int, dict[str, Any]]:
         """The outputs in float, and what judges with them, of each feed that measures, by its identity."""
         toggles, floats, found = self.toggles, self.floats, {}
         names = [] if floats is None else floats.match_outputs(self.form, toggles.fetches)
-        state = toggles.nothing | self.kept
         for feed in (*self.split.choosing, *self.split.proving):
-            run = toggles.run(feed, state) if floats is None else floats.run(feed, names)
+            run = toggles.run(feed, self.floating) if floats is None else floats.run(feed, names)
             choices = {name: toggles.given(feed)[given_name(name)] for name in toggles.judged.choices}
             found[id(feed)] = dict(zip(toggles.fetches, run, strict=True)) | choices
         return found
@@ -109,6 +114,11 @@ class FileCandidate:
 
     def noise(self, state: TrialState) -> Noise:
         """Return the noise of a state on the samples that choose; an output of another shape has none."""
+        if state not in self._noises:
+            self._noises[state] = self._measure(state)
+        return self._noises[state]
+
+    def _measure(self, state: TrialState) -> Noise:
         deciding = self.toggles.judged.deciding
         sums = [ErrorSums()] * len(deciding)
         for feed in self.split.choosing:
@@ -126,16 +136,16 @@ class FileCandidate:
     @cached_property
     def is_faithful(self) -> bool:
         """Whether the float form of the file computes what the float model does."""
-        return self.floats is None or worst_db(self.noise(self.toggles.nothing | self.kept)) >= FAITHFUL_DB
+        return self.floats is None or worst_db(self.noise(self.floating)) >= FAITHFUL_DB
 
     @cached_property
     def ranges(self) -> list[RangeReading]:
         """The range of each scale against the values of its tensors in all samples."""
         return self._group(self.values)
 
-    def read_ranges(self, feeds: Sequence[Feed], state: TrialState = AS_WRITTEN) -> list[RangeReading]:
-        """Return the same for these feeds only, with constants of a state."""
-        return self._group(self._collect(feeds, state))
+    def read_ranges(self, feeds: Sequence[Feed], edits: Edits = ()) -> list[RangeReading]:
+        """Return the same for these feeds only, with a repair."""
+        return self._group(self._collect(feeds, edits))
 
     def _group(self, values: Sequence[TensorValues]) -> list[RangeReading]:
         """Return the ranges of quantizers that share a scale in the file, and change together."""
@@ -145,32 +155,32 @@ class FileCandidate:
     @cached_property
     def values(self) -> list[TensorValues]:
         """Values of the data in front of each quantizer, in float."""
-        return self._collect(self.feeds, AS_WRITTEN)
+        return self._collect(self.feeds)
 
-    def _collect(self, feeds: Sequence[Feed], state: TrialState) -> list[TensorValues]:
+    def _collect(self, feeds: Sequence[Feed], edits: Edits = ()) -> list[TensorValues]:
         """Return the values in front of each quantizer for these feeds, in float.
 
         They are the float model's where the form of the file computes something else.
         """
         floats = None if self.is_faithful else self.floats
         replaced = {} if floats is None else floats.tensors
-        parts: list[list[SampledFeed]] = [[] for _ in self.form.activations]
+        parts: list[list[TensorValues]] = [[] for _ in self.form.activations]
         for feed in feeds:  # the tensors of all feeds at once can fill the memory
-            row = self.inner(feed, self.form.activations, state)
+            row = self.inner(feed, self.form.activations, edits)
             more = [] if floats is None else floats.run(feed, [*replaced.values()])
             for number, array in zip(replaced, more, strict=True):
                 row[number] = array
             for quantizer, array in zip(self.form.activations, row, strict=True):
-                one = SampledFeed.of(self._limited(quantizer, array), self._channels_last(quantizer))
+                one = TensorValues.of(self._limited(quantizer, array), self._channels_last(quantizer))
                 parts[quantizer.number].append(one)
-        return [TensorValues.of(part) for part in parts]
+        return [TensorValues.over(part) for part in parts]
 
     def inner(
-        self, feed: Feed, quantizers: Sequence[ActivationQuantizer], state: TrialState = AS_WRITTEN
+        self, feed: Feed, quantizers: Sequence[ActivationQuantizer], edits: Edits = ()
     ) -> list[NDArray[Any]]:
         """Return the tensors in front of quantizers for one feed, in float."""
         names = [self.toggles.inner[one.number] for one in quantizers]
-        return self.toggles.run(feed, self.toggles.nothing | self.kept | state, names)
+        return self.toggles.run(feed, self.floating.edited(edits), names)
 
     def _limited(self, quantizer: ActivationQuantizer, array: NDArray[Any]) -> NDArray[Any]:
         """Return the values that count: those that a Relu removes behind the quantizer need no range."""
@@ -191,22 +201,22 @@ class FileCandidate:
 
     def share(self, numbers: Sequence[int]) -> float:
         """Return the noise of these quantizers alone over the file's: no repair of them takes more away."""
-        return self._share(self._measure_alone(numbers))
+        return self._share(self.noise(self._only(numbers)))
 
-    def harm(self, numbers: Sequence[int], repair: TrialState) -> float:
+    def harm(self, numbers: Sequence[int], repair: Edits) -> float:
         """Return what these quantizers alone add to the noise over what they add with the repair.
 
         It is a share of the noise of the file, of the output where it is most.
         """
-        return self._share(self._measure_alone(numbers), self.noise(self._only(numbers) | repair))
+        return self._share(self.noise(self._only(numbers)), self.noise(self._only(numbers).edited(repair)))
 
-    def left_by(self, state: TrialState) -> float:
-        """Return the noise of a state over the file's, of the output where it is most."""
-        return self._share(self.noise(state))
+    def left_by(self, repair: Edits) -> float:
+        """Return the noise with a repair over the file's, of the output where it is most."""
+        return self._share(self.noise(AS_WRITTEN.edited(repair)))
 
-    def gain(self, repair: TrialState) -> float:
+    def gain(self, repair: Edits) -> float:
         """Return the share of the noise of the file that a repair takes away."""
-        return self._share(self.whole, self.noise(repair))
+        return self._share(self.whole, self.noise(AS_WRITTEN.edited(repair)))
 
     def _share(self, more: Noise, less: Noise | float = 0.0) -> float:
         """Return by how much `more` is over `less`, as a share of the file's noise, for the worst output."""
@@ -215,23 +225,14 @@ class FileCandidate:
             shares = np.where(is_known, (more - less) / np.where(is_known, self.whole, 1.0), 0.0)
         return float(np.where(np.isinf(more), ~np.isinf(less), shares).max())
 
-    def _measure_alone(self, numbers: Sequence[int]) -> Noise:
-        """Return the noise of these quantizers alone."""
-        key = tuple(numbers)
-        if key not in self._alone:
-            self._alone[key] = self.noise(self._only(key))
-        return self._alone[key]
-
     def _only(self, numbers: Sequence[int]) -> TrialState:
         state = self.toggles.only(numbers)
-        return state | self.kept if numbers else state
+        return state.edited(self.kept) if numbers else state
 
-    def keep(self, repair: TrialState) -> None:
-        """Take repairs of constants as done for what is measured in float, and forget what was measured."""
-        self.kept |= repair
-        if self.opened is not None:
-            self.opened.keep(self.kept.constants)
-        self._alone.clear()
+    def keep(self, repair: Edits) -> None:
+        """Take repairs of layers as done for what is measured in float, and forget what was measured."""
+        self.kept += repair
+        self._noises.clear()
         for name in ("references", "whole", "is_faithful", "values", "ranges"):
             self.__dict__.pop(name, None)
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from onnxfq.diagnosis.reading.file_editor import Edits
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.support.records import Record
 
 if TYPE_CHECKING:
     from onnxfq.diagnosis.reading.candidate import FileCandidate
-    from onnxfq.diagnosis.reading.file_editor import FileEditor
 
 
 class Cause(Record):
@@ -41,10 +40,6 @@ FOUND = ("kind", "tensor", "node", "evidence", "repair")
 """Fields that a cause takes from its suspicion."""
 
 
-Edit = Callable[["FileEditor"], None]
-"""Changes a file by its editor."""
-
-
 @dataclass(frozen=True)
 class Suspicion:
     """A cause before it is measured against the others.
@@ -55,8 +50,7 @@ class Suspicion:
         is_certain: whether it is a fault at any harm.
         is_whole: whether it explains what other causes say about single tensors.
         numbers: the quantizers that it concerns.
-        trial: the repair, for the toggles.
-        edits: the repair, for the file; none if there is no repair.
+        edits: the repair; none if there is none.
     """
 
     kind: str
@@ -68,8 +62,7 @@ class Suspicion:
     is_certain: bool = False
     is_whole: bool = False
     numbers: tuple[int, ...] = ()
-    trial: TrialState = AS_WRITTEN
-    edits: tuple[Edit, ...] = ()
+    edits: Edits = ()
 
     @staticmethod
     def of(group: Sequence[ActivationQuantizer], **found: Any) -> Suspicion:

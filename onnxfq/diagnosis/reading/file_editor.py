@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,12 +12,27 @@ from onnx import helper
 
 from onnxfq.diagnosis.reading.graph_editor import GraphEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
-from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight
+from onnxfq.diagnosis.reading.stored_weight import WeightNumbers, round_weight
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.node_fields import input_name
 
 _INTEGER_BIASES = {"QGemm": 6, "QLinearConv": 8}
 # Op type -> the slot of its int32 bias, in units of the product of both scales.
+
+
+Edit = Callable[["FileEditor"], None]
+"""Changes a file by its editor."""
+
+Edits = tuple[Edit, ...]
+"""A repair: what changes a file, in this order."""
+
+
+def edit_file(proto: onnx.ModelProto, edits: Iterable[Edit]) -> onnx.ModelProto:
+    """Return a copy of a file that edits changed in their order."""
+    editor = FileEditor(proto)
+    for edit in edits:
+        edit(editor)
+    return editor.proto
 
 
 class FileEditor(GraphEditor):
@@ -27,12 +42,10 @@ class FileEditor(GraphEditor):
         """Give the quantizers with the scale of `quantizer` another grid; biases keep their real values."""
         scale = quantizer.scale
         with self._same_biases(scale):
-            self.store(scale, np.asarray(fit.scale, np.float32).reshape(self.shape(scale)))
+            self.store(scale, np.asarray(fit.scale))
         if fit.zero != quantizer.grid.zero:
-            zero = np.asarray(fit.zero).astype(quantizer.grid.kind)
-            shape = self.shape(quantizer.zero_point) if quantizer.zero_point else ()
-            name = self.add(f"{scale}/zero_point", zero.reshape(shape))
-            self._give(scale, scale, name)
+            zero = np.full(self.constants[scale].dims, fit.zero).astype(quantizer.grid.kind)
+            self._give(scale, scale, self.add(f"{scale}/zero_point", zero))
 
     def _give(self, old: str, scale: str, zero: str) -> None:
         """Give the readers of a scale another one, and a zero point."""
@@ -49,19 +62,21 @@ class FileEditor(GraphEditor):
         self.graph.node.insert(list(self.graph.node).index(node), mul)
         node.input[0] = divided
 
-    def set_weight(self, constant: StoredConstant, weight: RequantizedWeight) -> None:
-        """Give a stored weight other numbers and scales; the biases of its readers keep their real values."""
-        stored, old = self.array(constant.data), self.array(constant.scale)
-        is_float = stored is not None and stored.dtype.kind == "f"
-        self.store(constant.data, weight.values if is_float else weight.numbers)
+    def set_weight(self, constant: StoredConstant, values: NDArray[np.float32], axis: int | None) -> None:
+        """Round a stored weight to other values; the biases of its readers keep their real values.
+
+        axis: of the channels that have a scale each; None for one scale.
+        """
+        old, zero = self.array(constant.scale), self.array(constant.zero_point)
+        weight = round_weight(values, constant.codes, axis)
+        self.store(constant.data, weight.numbers if constant.floats is None else values)
         with self._same_biases(constant.scale):
-            if old is not None and old.size == weight.grid.scale.size:
-                self.store(constant.scale, weight.grid.scale.reshape(old.shape))
+            if old is not None and old.size == weight.scale.size:
+                self.store(constant.scale, weight.scale)
             else:
-                self._widen(constant, weight)
-        zero = self.array(constant.zero_point)
+                self._widen(constant, weight, axis or 0)
         if zero is not None and zero.size == weight.zero.size:
-            self.store(constant.zero_point, weight.zero.reshape(zero.shape))
+            self.store(constant.zero_point, weight.zero)
 
     def scale_weight(self, constant: StoredConstant, factor: float) -> None:
         """Divide the scale of a stored weight by a factor; biases keep their real values."""
@@ -76,12 +91,12 @@ class FileEditor(GraphEditor):
         for node, values in biases:
             self._store_bias(node, values)
 
-    def _widen(self, constant: StoredConstant, weight: RequantizedWeight) -> None:
+    def _widen(self, constant: StoredConstant, weight: WeightNumbers, axis: int) -> None:
         """Give a weight with one scale a scale for each channel."""
         zero = weight.zero.astype(weight.numbers.dtype)
-        scale = self.add(f"{constant.scale}/channels", weight.grid.scale)
+        scale = self.add(f"{constant.scale}/channels", weight.scale)
         self._give(constant.scale, scale, self.add(f"{constant.scale}/zero_points", zero))
-        self.set_axes(scale, weight.grid.granularity.axis or 0)
+        self.set_axes(scale, axis)
 
     def set_bias(self, layer: str, values: NDArray[np.float32]) -> None:
         """Give a layer, by its name, a bias of these real values."""
@@ -135,22 +150,18 @@ class FileEditor(GraphEditor):
         if pair is not None:
             scale = self._scale_bias(pair, scale)
         if scale is not None:
-            self.store(name, to_int32(values, scale))
+            steps = np.rint(np.asarray(values, np.float64) / scale)
+            self.store(name, np.clip(steps, -(2**31), 2**31 - 1))
 
     def _scale_bias(self, pair: onnx.NodeProto, scale: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """Give the pair of a bias a scale, by default its own, and return it."""
         name = pair.input[1]
         own = np.asarray(self.array(name), np.float64)
         if scale is not None and own.size == scale.size:
-            self.store(name, scale.reshape(own.shape))
+            self.store(name, scale)
         elif scale is not None and scale.size > 1:
             pair.input[1] = self.add(f"{name}/channels", scale.astype(np.float32))
             if input_name(pair, 2):
                 pair.input[2] = self.add(f"{pair.input[2]}/channels", np.zeros(scale.size, np.int32))
             self.set_axis(pair, 0)
         return own if scale is None else scale
-
-
-def to_int32(values: NDArray[np.generic], scale: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the integers of a bias in units of its scale, within int32."""
-    return np.clip(np.rint(np.asarray(values, np.float64) / scale), -(2**31), 2**31 - 1).astype(np.int64)

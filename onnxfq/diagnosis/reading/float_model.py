@@ -12,8 +12,8 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.reading.quantizers import SwitchedForm
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, FileToggles, Limit
+from onnxfq.diagnosis.reading.quantizers import Limit, SwitchedForm
+from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, FileToggles
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.external.tensor import tensor_array
@@ -137,7 +137,7 @@ class FloatModel:
         found: dict[int, Limit] = {}
         for quantizer in form.activations:
             maker = self.index.makers.get(self.tensors.get(quantizer.number, ""))
-            if quantizer.plain != quantizer.real and maker is not None and maker.op_type in ("Relu", "Clip"):
+            if quantizer.can_limit and maker is not None and maker.op_type in ("Relu", "Clip"):
                 found[quantizer.number] = bounds_of(maker, [UNKNOWN, *map(self._bounds, maker.input[1:])])
         return found
 

@@ -21,14 +21,11 @@ class GraphEditor(SourceGraph):
         """Copy the model."""
         super().__init__(proto, "", enters_bodies=True, keeps_names=False)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of an initializer."""
-        return tuple(self.constants[name].dims)
-
     def store(self, name: str, values: NDArray[np.generic]) -> None:
-        """Give an initializer other values of its type."""
+        """Give an initializer other values, in its type and shape."""
         tensor = self.constants[name]
-        tensor.CopyFrom(numpy_helper.from_array(values.astype(tensor_array(tensor).dtype), name))
+        kind = tensor_array(tensor).dtype
+        tensor.CopyFrom(numpy_helper.from_array(values.astype(kind).reshape(tensor.dims), name))
 
     def add(self, stem: str, values: NDArray[np.generic]) -> str:
         """Add an initializer and return its name, `stem` or the next that is free."""

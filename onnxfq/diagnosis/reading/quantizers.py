@@ -9,7 +9,11 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.graph.stored_grid import StoredGrid
+from onnxfq.numerics.qtypes import QType, qtype_by_name, qtype_of_integers
 from onnxfq.quantized.number_grids import NumberGrid
+
+Limit = tuple[float, float]
+"""The ends to which a tensor is limited by the range of its quantizer, on or off."""
 
 PREFIX = "diagnosed"
 """Begin of the names that the float form adds."""
@@ -27,8 +31,8 @@ class ActivationQuantizer:
         scale: name of the scale in the file.
         zero_point: name of the zero point in the file; empty without one.
         grid: scale, zero point and type.
-        real: the tensor in front of it in the float form, limited where the range does the work of a Relu.
-        plain: the same without that limit.
+        plain: the tensor in front of it in the float form.
+        can_limit: whether values may lie outside of its range, which then may do the work of a Relu.
         is_symmetric: whether its range is the same on both sides of 0, as most of its type are.
     """
 
@@ -39,18 +43,28 @@ class ActivationQuantizer:
     scale: str
     zero_point: str
     grid: NumberGrid
-    real: str
     plain: str
+    can_limit: bool
     is_symmetric: bool = False
 
     def name(self, part: str) -> str:
-        """Return the name of an input of the form: on, scale, zero_point, and limit/low and limit/high."""
-        return f"{PREFIX}/{self.number}/{part}"
+        """Return the name of a part of it in the form; the part `on` is its switch."""
+        return f"{PREFIX}/{self.node}/{part}"
 
     @property
     def output(self) -> str:
         """Tensor of the form that its readers read."""
         return self.name("out")
+
+    @property
+    def qtype(self) -> QType:
+        """The type of its numbers, with their limits."""
+        kind = self.grid.kind.name
+        return (
+            qtype_of_integers(*map(int, self.grid.codes))
+            if "int" in kind
+            else qtype_by_name(kind.replace("_", ""))
+        )
 
     @property
     def is_centered(self) -> bool:

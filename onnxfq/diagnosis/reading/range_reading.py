@@ -15,7 +15,7 @@ from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qparams import choose_qparams
-from onnxfq.numerics.qtypes import QType, qtype_by_name, qtype_of_integers
+from onnxfq.numerics.qtypes import qtype_of_integers
 from onnxfq.numerics.spec import QuantSpec
 
 WIDE = 1.5
@@ -103,14 +103,14 @@ class RangeReading:
     @cached_property
     def fits(self) -> tuple[GridFit, GridFit]:
         """The grid that holds all values, and the one of least error."""
-        return self._fit(_SHRINKS[:1]), self._fit(_SHRINKS[:1] if self.numbers_type.is_float else _SHRINKS)
+        return self._fit(_SHRINKS[:1]), self._fit(_SHRINKS[:1] if self.quantizer.qtype.is_float else _SHRINKS)
 
     def _fit(self, parts: NDArray[np.float64]) -> GridFit:
         """Return the grid of least error for these parts of the range, of the type and symmetry of this one.
 
         A grid without negative numbers is given some if the values need them.
         """
-        quantizer, values, numbers = self.quantizer, self.values, self.numbers_type
+        quantizer, values, numbers = self.quantizer, self.values, self.quantizer.qtype
         grid, seen = quantizer.grid, values.seen
         if not values.power:
             return GridFit(grid.scale, grid.zero)
@@ -126,14 +126,6 @@ class RangeReading:
         scale, zero = choose_qparams(low[best], high[best], spec.qtype, spec.symmetric)
         return GridFit(float(scale), grid.zero if quantizer.is_symmetric else float(zero))
 
-    @cached_property
-    def numbers_type(self) -> QType:
-        """The type of the numbers, with their limits."""
-        grid = self.quantizer.grid
-        if "int" not in grid.kind.name:
-            return qtype_by_name(grid.kind.name.replace("_", ""))
-        return qtype_of_integers(*map(int, grid.codes))
-
     @property
     def saturated(self) -> tuple[float, float]:
         """The shares of values that saturate at the lower and at the upper end."""
@@ -145,7 +137,7 @@ class RangeReading:
         """Mean square error of the grid, and the least that one of its type has."""
         grid, values = self.quantizer.grid, self.values
         own, *best = (
-            estimate_noise(values.density, *one, self.numbers_type) / max(values.seen.finite, 1)
+            estimate_noise(values.density, *one, self.quantizer.qtype) / max(values.seen.finite, 1)
             for one in ((grid.scale, grid.zero), *self.fits)
         )
         return own, min(best)

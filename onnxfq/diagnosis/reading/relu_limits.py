@@ -6,8 +6,7 @@ import math
 
 import onnx
 
-from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, SwitchedForm
-from onnxfq.diagnosis.reading.toggles import Limit
+from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, Limit, SwitchedForm
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 
@@ -28,7 +27,7 @@ def guess_limits(form: SwitchedForm, index: GraphIndex) -> dict[int, Limit]:
     for quantizer in form.activations:
         maker = index.makers.get(quantizer.plain)
         is_inner = maker is not None and maker.op_type in _LAYERS and not _is_last(quantizer, index)
-        can_limit = quantizer.plain != quantizer.real and quantizer.starts_at_zero
+        can_limit = quantizer.can_limit and quantizer.starts_at_zero
         if can_limit and is_inner and not _is_biased(quantizer, index):
             step, end = quantizer.grid.scale, quantizer.grid.limits[1]
             limits[quantizer.number] = (0.0, 6.0 if abs(end - 6) <= step / 2 else math.inf)
@@ -50,7 +49,7 @@ def find_layer(index: GraphIndex, tensor: str) -> onnx.NodeProto | None:
     """Return the node of the file that makes `tensor`, in front of the switches of its quantizer."""
     maker = index.makers.get(tensor)
     while maker is not None and maker.name.startswith(PREFIX):
-        maker = index.makers.get(maker.input[0 if maker.op_type != "Where" else 2])
+        maker = index.makers.get(maker.input[0])
     return maker
 
 

@@ -1,12 +1,11 @@
-"""`switch_form`: the float form of a quantized file, with a switch in place of each quantizer.
+"""`switch_form`: the float form of a quantized file, with a FakeQuantize in place of each quantizer.
 
-Switches, scales, zero points and constants are inputs with defaults, so one session runs the file as it is,
-without some of its quantizers, or with a repair.
+It reads a switch, so that one session runs the file as it is, or without some of its quantizers.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 
@@ -15,13 +14,17 @@ import onnx
 from onnx import helper
 
 from onnxfq.diagnosis.reading.dynamic_products import write_products
-from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, StoredConstant, SwitchedForm
+from onnxfq.diagnosis.reading.quantizers import (
+    PREFIX,
+    ActivationQuantizer,
+    Limit,
+    StoredConstant,
+    SwitchedForm,
+)
 from onnxfq.errors import ModelError
-from onnxfq.graph.bounds import UNKNOWN
-from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
-from onnxfq.graph.node_fields import attributes_of, input_name
-from onnxfq.graph.ops import ONNX_QUANTIZERS, QDQ_OPS, QUANTIZED_OPS
+from onnxfq.graph.node_fields import input_name
+from onnxfq.graph.ops import ONNX_QUANTIZERS, ONNXFQ_DOMAIN, QDQ_OPS, QUANTIZED_OPS
 from onnxfq.graph.stored_grid import StoredGrid
 from onnxfq.quantized.float_form import Unfolding
 from onnxfq.quantized.number_grids import NumberGrid, quantized_slots
@@ -39,7 +42,10 @@ _PASSED_OVER = {
     "DynamicQuantizeLSTM": "weights of DynamicQuantizeLSTM",
 }
 
-_BIASED = ("Conv", "Gemm", "QGemm", "QLinearConv")
+NOTHING: Mapping[str, Limit] = {}
+"""No range does the work of another operator."""
+
+_NOT_POSITIVE = "scale that is not positive"
 
 
 class _SwitchedUnfolding(Unfolding):
@@ -47,27 +53,31 @@ class _SwitchedUnfolding(Unfolding):
 
     enters_bodies = False
 
-    def __init__(self, proto: onnx.ModelProto, source: str) -> None:
+    def __init__(self, proto: onnx.ModelProto, source: str, limits: Mapping[str, Limit]) -> None:
         super().__init__(proto, source, HANDLERS)
+        self._limits = limits
         self.switched = SwitchedForm(onnx.ModelProto())
-        self._inputs: list[str] = []
         self._clips_within: set[str] = set()
 
     def set_aside(self) -> list[str]:
-        """Rename pairs of several scales for a computed tensor, or computed ones.
-
-        Returns what each quantizer is that is passed over.
-        """
-        kinds, makers = [], self.index.makers
-        for node in (node for node in self.index.nodes if node.op_type in QDQ_OPS):
-            scale, maker = self.array(node.input[1]), makers.get(node.input[1])
-            is_known = scale is not None or (maker is not None and maker.op_type in _KNOWN)
-            has_several = scale is not None and scale.size > 1
-            if not is_known or (has_several and node.input[0] not in self._fixed):
-                if node.op_type == "DequantizeLinear":
-                    kinds.append("activation with several scales" if is_known else "scale that is computed")
+        """Rename the pairs of computed tensors that stay as they are, and return what each is."""
+        pairs = [node for node in self.index.nodes if node.op_type in QDQ_OPS]
+        kinds = [_PASSED_OVER[node.op_type] for node in self.index.nodes if node.op_type in _PASSED_OVER]
+        for node, what in [(node, self._explain_aside(node)) for node in pairs]:
+            if what:
+                kinds += [what] * (node.op_type == "DequantizeLinear")
                 node.op_type = _KEPT + node.op_type
-        return kinds + [_PASSED_OVER[n.op_type] for n in self.index.nodes if n.op_type in _PASSED_OVER]
+        return kinds
+
+    def _explain_aside(self, node: onnx.NodeProto) -> str:
+        """Return what the scale of a pair is that stays as it is; empty for one that is read."""
+        scale, maker = self.array(node.input[1]), self.index.makers.get(node.input[1])
+        if scale is None:
+            return "" if maker is not None and maker.op_type in _KNOWN else "scale that is computed"
+        if node.input[0] in self._fixed:
+            return ""
+        is_positive = bool((scale > 0).all() and np.isfinite(scale).all())
+        return "activation with several scales" if scale.size > 1 else "" if is_positive else _NOT_POSITIVE
 
     def give(self, node: onnx.NodeProto, tensor: str) -> None:
         grid = self.numbers[node.output[0]]
@@ -77,7 +87,7 @@ class _SwitchedUnfolding(Unfolding):
             return
         grid = replace(grid, ends=self._absorb_clip(node.output[0]))
         number = len(self.switched.activations)
-        least, most = self.bounds(tensor)
+        (least, most), (low, high) = self.bounds(tensor), grid.limits
         quantizer = ActivationQuantizer(
             number=number,
             tensor=node.input[0] if node.op_type == "QuantizeLinear" else node.output[0],
@@ -86,12 +96,9 @@ class _SwitchedUnfolding(Unfolding):
             scale=input_name(node, slots.scale),
             zero_point=input_name(node, slots.zero),
             grid=grid,
-            real=tensor,
             plain=tensor,
+            can_limit=least < low - grid.scale / 2 or most > high + grid.scale / 2,
         )
-        low, high = grid.limits
-        if least < low - grid.scale / 2 or most > high + grid.scale / 2:
-            quantizer = self._limit(quantizer)
         self.switched.activations.append(quantizer)
         self._insert(node, quantizer)
 
@@ -128,32 +135,16 @@ class _SwitchedUnfolding(Unfolding):
             if inner.op_type in QUANTIZED_OPS and inner.op_type != "QuantizeLinear":  # its other half counts
                 self.switched.passed_over.append(f"quantizer in a body of {node.op_type}")
 
-    def _limit(self, quantizer: ActivationQuantizer) -> ActivationQuantizer:
-        """Add two ends that can do the work of a Relu or Clip where the quantizer is off; open by default."""
-        ends = []
-        for letter, end in (("low", -math.inf), ("high", math.inf)):
-            ends.append(self.constant(quantizer.name(f"limit/{letter}"), end, quantizer.grid.floats))
-        self._inputs += ends
-        raised = self.compute("Max", [quantizer.plain, ends[0]], quantizer.name("limit/raised"))
-        real = self.compute("Min", [raised, ends[1]], quantizer.name("limit/limited"))
-        return replace(quantizer, real=real)
-
     def _insert(self, node: onnx.NodeProto, quantizer: ActivationQuantizer) -> None:
-        grid, named = quantizer.grid, quantizer.name
-        on = self.constant(named("on"), True, np.bool_)
-        scale = self.constant(named("scale"), grid.scale, grid.floats)
-        zero = self.constant(named("zero_point"), grid.zero, grid.kind)
-        self._inputs += [on, scale, zero]
-        codes = self.compute("QuantizeLinear", [quantizer.real, scale, zero], named("q"))
-        if grid.ends is not None:
-            ends = [self.constant(named(e), c, grid.kind) for e, c in zip("ab", grid.ends, strict=True)]
-            codes = self.compute("Clip", [codes, *ends], named("clipped"))
-        values = self.compute("DequantizeLinear", [codes, scale, zero], named("dq"))
-        self.real[node.output[0]] = name = self.compute(
-            "Where", [on, values, quantizer.real], quantizer.output
-        )
-        self._bounds[name] = UNKNOWN
-        self._note_range(name, grid)
+        """Add the FakeQuantize, behind the ends that do the work of a Relu or Clip, on and off."""
+        grid, named, real = quantizer.grid, quantizer.name, quantizer.plain
+        for op, end in zip(("Max", "Min"), self._limits.get(quantizer.node, ()), strict=False):
+            limit = self.constant(named(op), end, grid.floats)
+            real = self.compute(op, [real, limit], named(f"{op}/limited"))
+        inputs = [self.constant(named("scale"), grid.scale), self.constant(named("zero_point"), grid.zero)]
+        inputs.append(self.constant(named("on"), True, np.bool_))
+        made = {"domain": ONNXFQ_DOMAIN, "qtype": str(quantizer.qtype)}
+        self.real[node.output[0]] = self.compute("FakeQuantize", [real, *inputs], quantizer.output, **made)
 
     def weight(self, name: str, grid: StoredGrid, kind: type = np.float32) -> str:
         constant = super().weight(name, grid, kind)
@@ -183,7 +174,6 @@ class _SwitchedUnfolding(Unfolding):
                 is_editable=not node.name.startswith(PREFIX),
             )
         )
-        self._inputs.append(constant)
         return constant
 
     def read_computed(self, name: str, grid: NumberGrid) -> str:
@@ -192,29 +182,11 @@ class _SwitchedUnfolding(Unfolding):
             self.switched.shifted.append((self.node.name, name))
         return super().read_computed(name, grid)
 
-    def _give_bias(self, node: onnx.NodeProto) -> None:
-        """Give a layer with a stored weight a bias of zeros, so that a lost one can be tried."""
-        weight = self.constants.get(node.input[1])
-        is_float = weight is not None and weight.data_type == onnx.TensorProto.FLOAT
-        if weight is not None and is_float and not weight.name.startswith(PREFIX):
-            axis = int(node.op_type == "Gemm" and not attributes_of(node).get("transB"))
-            bias = self.constant(f"{PREFIX}/{node.name}/bias", np.zeros(weight.dims[axis]))
-            node.input[2:3] = [bias]
-
     def build(self) -> SwitchedForm:
-        """Return the form; the constants that layers read can be replaced too."""
-        layers = {node.name for node in self.index.nodes if node.op_type in _BIASED}
-        self.switched.proto = self.run().proto
-        graph = self.switched.proto.graph
-        for node in (node for node in graph.node if node.name in layers and not input_name(node, 2)):
-            self._give_bias(node)
-        products = [node for node in graph.node if node.op_type in ("Conv", "ConvTranspose", "Gemm")]
-        tensors = GraphIndex(graph).constants
-        for name in dict.fromkeys((*self._inputs, *(input_name(node, 2) for node in products))):
-            if name in tensors:
-                tensor = tensors[name]
-                graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
-        self.switched.proto.ir_version = max(self.switched.proto.ir_version, 4)
+        """Return the form."""
+        proto = self.switched.proto = self.run().proto
+        if all(opset.domain != ONNXFQ_DOMAIN for opset in proto.opset_import):
+            proto.opset_import.append(helper.make_opsetid(ONNXFQ_DOMAIN, 1))
         self.switched.activations = _mark_symmetric(self.switched.activations)
         return self.switched
 
@@ -231,14 +203,16 @@ def _mark_symmetric(quantizers: list[ActivationQuantizer]) -> list[ActivationQua
     ]
 
 
-def switch_form(proto: onnx.ModelProto, source: str) -> SwitchedForm:
+def switch_form(proto: onnx.ModelProto, source: str, limits: Mapping[str, Limit] = NOTHING) -> SwitchedForm:
     """Return the float form of a normalised quantized model, with its switches.
+
+    limits: by the node of a quantizer, the ends that its range gives in place of a Relu or Clip.
 
     Raises ModelError for an operator without a float form, and for a model without quantizers.
     """
     copy = deepcopy(proto)
     write_products(copy)
-    unfolding = _SwitchedUnfolding(copy, source)
+    unfolding = _SwitchedUnfolding(copy, source, limits)
     passed_over = unfolding.set_aside()
     form = unfolding.build()
     for node in form.proto.graph.node:

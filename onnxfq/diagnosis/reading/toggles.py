@@ -1,49 +1,43 @@
-"""`FileToggles`: one session of a quantized file whose quantizers are switched, changed and replaced."""
+"""`FileToggles`: a quantized file, repaired or not, whose quantizers are switched off and on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.reading.graph_editor import GraphEditor
-from onnxfq.diagnosis.reading.quantizers import SwitchedForm
-from onnxfq.diagnosis.reading.values import GridFit
+from onnxfq.diagnosis.reading.file_editor import Edits, edit_file
+from onnxfq.diagnosis.reading.quantizers import Limit, SwitchedForm
+from onnxfq.diagnosis.reading.switched_form import switch_form
 from onnxfq.graph.patterns.logits import JudgedTensors
-from onnxfq.graph.prune import remove_unread
+from onnxfq.graph.prune import leave_out
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.runtime.session import Session
 
-Limit = tuple[float, float]
-"""The ends to which a tensor is limited where its quantizer is off."""
-
 
 @dataclass(frozen=True)
 class TrialState:
-    """A state of the toggles, as a difference from the file.
+    """A state of the toggles.
 
     Attributes:
         off: numbers of the quantizers that are off.
-        grids: scale and zero point by number.
-        constants: values by their name in the float form.
+        edits: of the file.
     """
 
     off: frozenset[int] = frozenset()
-    grids: Mapping[int, GridFit] = field(default_factory=dict)
-    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    edits: Edits = ()
 
-    def __or__(self, other: TrialState) -> TrialState:
-        """Return both differences; where they contradict each other the other counts."""
-        return TrialState(
-            self.off | other.off, {**self.grids, **other.grids}, {**self.constants, **other.constants}
-        )
+    def edited(self, edits: Edits) -> TrialState:
+        """Return the state with more edits; each is made once."""
+        return TrialState(self.off, tuple(dict.fromkeys((*self.edits, *edits))))
 
 
 AS_WRITTEN = TrialState()
@@ -51,28 +45,30 @@ AS_WRITTEN = TrialState()
 
 
 class FileToggles:
-    """The session."""
+    """The session; states with edits have another one."""
 
     def __init__(
-        self, form: SwitchedForm, judged: JudgedTensors, threads: int, chosen: Mapping[int, Feed]
+        self,
+        file: onnx.ModelProto,
+        form: SwitchedForm,
+        judged: JudgedTensors,
+        threads: int,
+        chosen: Mapping[int, Feed],
     ) -> None:
-        """Create the session.
+        """Take the file.
 
         Args:
-            form: with its switches.
+            file: normalised.
+            form: of the file, with its switches.
             judged: what decides, and the choices that the reference makes.
             threads: of the session, 0 for one per core.
             chosen: by the identity of a feed, the feed with these choices.
         """
-        self.judged, self._chosen = judged, chosen
-        self.form = replace(form, proto=with_given_choices(form.proto, judged.choices))
+        self.form, self.judged, self._file, self._chosen, self._threads = form, judged, file, chosen, threads
         self.inner = [quantizer.plain for quantizer in form.activations]
         self.fetches = [*dict.fromkeys((*output_names(form.proto), *judged.sources))]
-        self._names, self._threads = dict.fromkeys((*self.fetches, *self.inner)), threads
-        self._session = Session(with_outputs(self.form.proto, self._names), threads)
-        self._plain: Session | None = None
-        self._kept: Mapping[str, NDArray[Any]] = {}
-        self.limits: dict[int, Limit] = {}
+        self.limits: Mapping[int, Limit] = {}
+        self._session = lru_cache(2)(self._open)
 
     @property
     def nothing(self) -> TrialState:
@@ -83,10 +79,6 @@ class FileToggles:
         """Return the state with all other activations in float."""
         return TrialState(off=self.nothing.off - frozenset(numbers))
 
-    def keep(self, constants: Mapping[str, NDArray[Any]]) -> None:
-        """Take constants for granted in the session without quantizers."""
-        self._kept, self._plain = constants, None
-
     def given(self, feed: Feed) -> Feed:
         """Return a feed with the choices of the reference."""
         return self._chosen.get(id(feed), feed)
@@ -96,46 +88,25 @@ class FileToggles:
         wanted = self.fetches if names is None else list(names)
         if not wanted:  # to ONNX Runtime no names are all names
             return []
-        given = dict(self.given(feed))
-        kept, changed = ({*map(id, values.values())} for values in (self._kept, state.constants))
-        if len(state.off) == len(self.inner) and kept == changed:
-            return self._without_quantizers().run(given, wanted)
-        given |= {self.form.activations[number].name("on"): np.asarray(False) for number in state.off}
-        for number, fit in state.grids.items():
-            quantizer = self.form.activations[number]
-            given[quantizer.name("scale")] = np.asarray(fit.scale, quantizer.grid.floats)
-            given[quantizer.name("zero_point")] = np.asarray(fit.zero).astype(quantizer.grid.kind)
-        return self._session.run({**given, **self._ends(), **state.constants}, wanted)
+        session, switches = self._session(state.edits, tuple(self.limits.items()))
+        off = switches.intersection(self.form.activations[number].name("on") for number in state.off)
+        return session.run({**self.given(feed), **dict.fromkeys(off, np.asarray(False))}, wanted)
 
-    def _without_quantizers(self) -> Session:
-        """Return the session without quantizers, far faster because its constants are not inputs."""
-        if self._plain is None:
-            proto = without_quantizers(self.form, {**self._ends(), **self._kept})
-            self._plain = Session(with_outputs(proto, self._names), self._threads)
-        return self._plain
-
-    def _ends(self) -> dict[str, NDArray[Any]]:
-        """Return the ends of limited tensors by their inputs."""
-        limited = [(self.form.activations[number], ends) for number, ends in self.limits.items()]
-        return {
-            quantizer.name(f"limit/{letter}"): np.asarray(end, quantizer.grid.floats)
-            for quantizer, ends in limited
-            for letter, end in zip(("low", "high"), ends, strict=True)
-        }
+    def _open(self, edits: Edits, limits: tuple[tuple[int, Limit], ...]) -> tuple[Session, set[str]]:
+        """Return the session of the file with these edits, and its switches."""
+        ends = {self.form.activations[number].node: pair for number, pair in limits}
+        form = switch_form(edit_file(self._file, edits), "the file", ends)
+        proto = with_given_choices(form.proto, self.judged.choices)
+        proto = with_outputs(proto, [*self.fetches, *self.inner])
+        switches = {one.name("on") for one in form.activations}
+        infos = [helper.make_tensor_value_info(name, onnx.TensorProto.BOOL, []) for name in switches]
+        proto.graph.input.extend(infos)
+        proto.ir_version = max(proto.ir_version, 4)  # defaults of inputs
+        return Session(proto, self._threads), switches
 
 
-def without_quantizers(form: SwitchedForm, constants: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
-    """Return the form without its quantizers and switches, with these constants."""
-    editor = GraphEditor(form.proto)
-    for name in constants.keys() & editor.constants.keys():
-        editor.store(name, constants[name])
-    proto, graph = editor.proto, editor.graph
-    inputs = [value for value in graph.input if value.name not in editor.constants]
-    del graph.input[:]
-    graph.input.extend(inputs)
-    real = {quantizer.output: quantizer.real for quantizer in form.activations}
-    for node in (node for node in graph.node if real.keys() & {*node.output}):
-        node.CopyFrom(helper.make_node("Identity", [real[node.output[0]]], node.output, node.name))
-    parts = {one.name(part) for one in form.activations for part in ("q", "clipped", "dq")}
-    remove_unread(proto, [graph], lambda node: not parts.isdisjoint(node.output))
+def without_quantizers(form: SwitchedForm) -> onnx.ModelProto:
+    """Return the form without its quantizers."""
+    proto = deepcopy(form.proto)
+    leave_out(proto.graph, {quantizer.output: quantizer.plain for quantizer in form.activations})
     return proto

@@ -29,36 +29,9 @@ class GridFit(NamedTuple):
     zero: float
 
 
-class SampledFeed(NamedTuple):
-    """Values of one tensor in one feed.
-
-    Attributes:
-        values: finite ones, evenly spaced.
-        ends: the smallest and the largest of all.
-        channels: the largest magnitude of each channel; empty without a channel axis.
-    """
-
-    values: NDArray[np.float32]
-    ends: tuple[float, float]
-    channels: NDArray[np.float64]
-
-    @staticmethod
-    def of(array: NDArray[Any], channels_last: bool) -> SampledFeed:
-        """Return the values of a tensor."""
-        flat, channels = array.ravel(), np.zeros(0)
-        if flat.size and not (np.isfinite(flat.min()) and np.isfinite(flat.max())):
-            flat = flat[np.isfinite(flat)]
-        if array.ndim > 1 and array.size:
-            others = tuple(at for at in range(array.ndim) if at != (array.ndim - 1 if channels_last else 1))
-            channels = np.maximum(array.max(others), -array.min(others)).astype(np.float64)
-        ends = float(flat.min(initial=np.inf)), float(flat.max(initial=-np.inf))
-        # A copy: a view would keep the whole tensor.
-        return SampledFeed(np.array(flat[:: max(1, flat.size // SAMPLED)], np.float32), ends, channels)
-
-
 @dataclass(frozen=True)
 class TensorValues:
-    """Values of one tensor over all feeds.
+    """Values of one tensor in one feed, or in several.
 
     Attributes:
         seen: statistics of evenly spaced values, with the ends of all values, of all feeds and of each.
@@ -69,19 +42,27 @@ class TensorValues:
     channels: NDArray[np.float64]
 
     @staticmethod
-    def of(feeds: Sequence[SampledFeed]) -> TensorValues:
-        """Return the values of several feeds."""
-        seen = TensorStatistics.from_array(np.concatenate([feed.values for feed in feeds]))
-        ends = np.asarray([feed.ends for feed in feeds if feed.values.size], np.float32).reshape(-1, 2)
-        low, high = ends[:, 0].min(initial=np.inf), ends[:, 1].max(initial=-np.inf)
-        seen = replace(seen, rmin=float(low), rmax=float(high), feed_ranges=ends)
-        return TensorValues(seen, _largest([feed.channels for feed in feeds]))
+    def of(array: NDArray[Any], channels_last: bool) -> TensorValues:
+        """Return the values of a tensor in one feed; SAMPLED or up to twice as many finite ones are kept."""
+        flat, channels = array.ravel(), np.zeros(0)
+        if flat.size and not np.isfinite([flat.min(), flat.max()]).all():
+            flat = flat[np.isfinite(flat)]
+        if array.ndim > 1 and array.size:
+            others = tuple(at for at in range(array.ndim) if at != (array.ndim - 1 if channels_last else 1))
+            channels = np.maximum(array.max(others), -array.min(others)).astype(np.float64)
+        seen = TensorStatistics.from_array(flat[:: max(1, flat.size // SAMPLED)])
+        if flat.size:
+            low, high = ends = float(flat.min()), float(flat.max())
+            seen = replace(seen, rmin=low, rmax=high, feed_ranges=np.asarray([ends], np.float32))
+        return TensorValues(seen, channels)
 
     @staticmethod
-    def over(tensors: Sequence[TensorValues]) -> TensorValues:
-        """Return the values of several tensors as a grid that they share sees them."""
-        seen = reduce(TensorStatistics.merge, (one.seen for one in tensors))
-        return TensorValues(seen, _largest([one.channels for one in tensors]))
+    def over(parts: Sequence[TensorValues]) -> TensorValues:
+        """Return the values of several feeds, or of several tensors as a grid that they share sees them."""
+        seen = reduce(TensorStatistics.merge, (one.seen for one in parts))
+        sizes = [one.channels for one in parts]
+        is_alike = len({size.shape for size in sizes}) == 1  # else their channels are others
+        return TensorValues(seen, np.max(sizes, 0) if is_alike else np.zeros(0))
 
     @cached_property
     def density(self) -> Density:
@@ -109,8 +90,3 @@ class TensorValues:
     def is_signed(self) -> bool:
         """Whether values below 0 are more than a few."""
         return min(self.below_zero) >= SIGNED
-
-
-def _largest(sizes: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the largest size of each channel; nothing for another number of channels."""
-    return np.max(sizes, 0) if len({one.shape for one in sizes}) == 1 else np.zeros(0)
