@@ -171,8 +171,8 @@ ROOM_LINES: dict[str, int] = {
     "judging": 1140,  # the count of the proof; no room fell
     "layers": 930,  # groups that nothing reads have names; no room fell
     "numerics": 1082,
-    "passes": 1618,  # types of casts by ONNX's inference; no room fell
-    "placement": 1546,  # masks, sizes, a last Concat and bits of float32 apart; no room fell
+    "passes": 1666,  # a product of any rank and its bias as Gemm; targets fell
+    "placement": 1548,  # masks, sizes, a last Concat and bits of float32 apart; no room fell
     "quantized": 1487,  # scales by channel become one range; no room fell
     "quantizing": 354,
     "remedies": 1536,  # 16 bits for single sums and norms; no room fell
@@ -180,7 +180,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1539,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1865,  # masks that set no range; no room fell
     "support": 1069,  # bounds on native libraries, groups, what readers took and left; no room fell
-    "targets": 6287,  # 16-bit pairs by what they clip, quantizers of QONNX; no room fell
+    "targets": 6266,  # one table of forms; quantizers of QONNX came
     "tools": 1752,  # weights unlike the graph are noted; no room fell
     "torch": 6248,  # the plan of the graph that the exporter joins; unreleased forms fell
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
@@ -33,7 +32,8 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.plan import observation_plan
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.qnn import build as qnn_build
-from onnxfq.targets.qnn.operators import EIGHT_BITS, MIXING, OPERATORS, TABLE_FILE
+from onnxfq.targets.qnn.operators import EIGHT_BITS, MIXING, OPERATORS
+from onnxfq.targets.reading.runtime_forms import forms_by_operator
 from onnxfq.targets.target import BuildOptions, prepare_model
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def read_pairs(proto: onnx.ModelProto) -> dict[tuple[str, int], Pair]:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_pairs_of_onnxruntimes_quantizer(name: str, recipe: str, tmp_path: Path) -> None:
     """The same inputs and outputs have pairs as in ONNX Runtime's model, of the same types and grids."""
-    proto = NETWORKS[name]()
+    proto = prepare_model(onnxfq.load(NETWORKS[name]()), "qnn").proto
     ours, theirs = read_pairs(written(proto, recipe)), read_pairs(by_onnxruntime(proto, recipe, tmp_path))
     assert ours.keys() - theirs.keys() == DIFFERENCES.get(name, set()) and not theirs.keys() - ours.keys()
     assert len(ours) >= 12
@@ -364,10 +364,13 @@ def test_grids_of_sigmoid_and_tanh() -> None:
 
 
 def test_formats_of_weights() -> None:
-    """Convolutions and Gemm have a scale for each channel, MatMul and gains one; biases are int32."""
-    pairs = read_pairs(written(residual(), "qnn-int8")) | read_pairs(written(transformer(), "qnn-int8"))
-    assert [pairs[slot][0::2] for slot in (("c0", 1), ("fc", 1), ("q", 1), ("norm", 1))] == [
-        ("int8", 8), ("int8", 5), ("int8", 1), ("uint8", 1),
+    """A scale for each channel of convolutions, Gemm and MatMul with a bias, one of MatMul and of gains."""
+    plain = build("g (float[4,8] x) => (float[4,8] y) { [plain] y = MatMul (x, w) }", {"w": weights(8, 8)})
+    pairs = {}
+    for proto in (residual(), transformer(), plain):
+        pairs |= read_pairs(written(proto, "qnn-int8"))
+    assert [pairs[slot][0::2] for slot in (("c0", 1), ("fc", 1), ("q", 1), ("plain", 1), ("norm", 1))] == [
+        ("int8", 8), ("int8", 5), ("int8", 8), ("int8", 1), ("uint8", 1),
     ]  # fmt: skip
     assert [pairs[slot][0::2] for slot in (("c0", 2), ("norm", 2))] == [("int32", 8), ("int32", 1)]
     data, gain, bias = (pairs["norm", slot][1] for slot in range(3))
@@ -685,22 +688,12 @@ def test_operators_between_two_formats(op: str, wide: str, tmp_path: Path) -> No
 
 def test_the_table_of_the_htp() -> None:
     """The HTP takes every listed operator; plans of 16 bits leave out those that it has in 8 bits only."""
-    table = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
-    assert not [op for op, found in table.items() if op in OPERATORS and found["8"] != "htp"]
-    narrow = {op for op in OPERATORS if op in table and table[op]["16"] != "htp"}
-    assert narrow == EIGHT_BITS == {"LRN", "PRelu"}
+    table = {op: forms for op, forms in forms_by_operator("qnn").items() if op in OPERATORS}
+    assert EIGHT_BITS >= table.keys() == {"LRN", "PRelu"}
     proto = build("g (float[1,8,8,8] x) => (float[1,8,8,8] y) { a = Relu (x) [it] y = LRN <size = 3> (a) }")
     for recipe, names in (("qnn-int8", []), ("qnn-a16w8", ["it"])):
         plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe(recipe))
         assert [one.name for one in plan.skipped if one.kind == "node"] == names
-
-
-def test_the_emulation_agrees_with_the_table() -> None:
-    """The emulated HTP takes the operators that it takes in the table."""
-    pytest.importorskip("onnxruntime_qnn", reason="onnxruntime-qnn is not installed")
-    words = [sys.executable, ROOT / "scripts" / "htp_forms.py", "--check"]
-    found = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout
 
 
 def test_the_htp_takes_all(on_htp: CheckResult) -> None:

@@ -6,15 +6,14 @@ each operator the HTP's emulation, in a table.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from onnxfq.graph.follow import Node, Tensor
 from onnxfq.graph.ops import DATA_MOVEMENT, REPEATS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.queries import constant_values, pads_by_zero
 from onnxfq.placement.target_policy import Slots
+from onnxfq.targets.reading.runtime_forms import forms_by_operator
 
 _WHOLE = (
     "Abs Add ArgMax ArgMin Asin Atan AveragePool Ceil Concat Cos CumSum DepthToSpace Div Elu Equal "
@@ -36,10 +35,11 @@ OPERATORS: Mapping[str, Slots] = {
 }
 """Operator -> inputs and outputs that get a pair in addition to multiplied ones."""
 
-TABLE_FILE = Path(__file__).with_name("htp_forms.json")
-"""The place where each operator runs in 8 and in 16 bits; `scripts/htp_forms.py` asks the HTP's emulation."""
-_FORMS = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
-EIGHT_BITS = frozenset(op for op, found in _FORMS.items() if (found["8"], found["16"]) == ("htp", "fails"))
+EIGHT_BITS = frozenset(
+    op
+    for op, forms in forms_by_operator("qnn").items()
+    if [form.bits for form in forms if not form.attributes] == [16]
+)
 """Operators that the HTP has in 8 bits alone: with 16 the whole session fails."""
 
 MIXING = frozenset({"Add", "LayerNormalization", "Mul", "ReduceMean", "Sigmoid", "Softmax", "Sub"})

@@ -1,24 +1,16 @@
-"""Ask the HTP's emulation about each operator in 8 and in 16 bits, and write the table that tests read.
-
-    python scripts/htp_forms.py [--check]
-
-It needs the package onnxruntime-qnn (`make qnn`). The table says for each operator and width where it runs,
-on the `htp` or the `cpu`. With `fails` the whole session fails.
-"""
+"""Operators that the HTP's emulation does not take between pairs of 8 or of 16 bits."""
 
 from __future__ import annotations
-
-import json
-import sys
 
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
+from form_tables import Tried
 from onnxfq.errors import ModelError
 from onnxfq.runtime.optimized_graph import assign_nodes
 from onnxfq.targets.qnn import build
-from onnxfq.targets.qnn.operators import TABLE_FILE
+from onnxfq.targets.reading.runtime_forms import REFUSES, RuntimeForm
 
 WIDTHS = {8: np.uint8, 16: np.uint16}
 SHAPE = "float[1,8,8,8]"
@@ -75,27 +67,16 @@ def make_network(text: str, width: int) -> onnx.ModelProto:
 
 
 def ask(text: str, width: int) -> str:
-    """Return what ONNX Runtime does with the operator; one that it renames is the HTP's."""
+    """Return what is wrong with the operator; one that ONNX Runtime renames is the HTP's."""
     settings = build.register()
     try:
         found = assign_nodes(make_network(text, width), build.PROVIDER, settings)
     except ModelError:
-        return "fails"
-    return "htp" if found.get("it", build.PROVIDER) == build.PROVIDER else "cpu"
+        return REFUSES
+    return "" if found.get("it", build.PROVIDER) == build.PROVIDER else "runs on the CPU"
 
 
-def main() -> int:
-    """Write the table, or with `--check` compare it; print what changed."""
-    forms = {op: {str(width): ask(text, width) for width in WIDTHS} for op, text in sorted(TEXTS.items())}
-    known = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
-    changed = {op: found for op, found in forms.items() if known.get(op) != found}
-    print(f"{len(forms)} operators; changed: {changed or 'none'}")
-    if "--check" not in sys.argv:
-        content = {"release": build.name_release(), "architecture": build.ARCHITECTURE, "operators": forms}
-        TABLE_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        return 0
-    return int(bool(changed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def ask_all(every: int) -> list[Tried]:
+    """Return what the emulation makes of every Nth operator in both widths."""
+    asked = [(op, text, width) for op, text in sorted(TEXTS.items()) for width in WIDTHS]
+    return [Tried(RuntimeForm(op, ask(text, width), bits=width)) for op, text, width in asked[::every]]
