@@ -74,7 +74,7 @@ def _order(same: Sequence[Tried]) -> tuple[Any, ...]:
 
 def _covers(known: RuntimeForm, row: RuntimeForm) -> bool:
     """Tell whether a known row holds wherever `row` does."""
-    same = ["op", "reducer", "cure", "dtype", "output", "missing", "bits"]
+    same = ["op", "reducer", "cure", "dtype", "output", "missing", "bits", "rank"]
     same += ["between"] if list(row.cure) != ["tried"] else []
     wide = known.opsets[0] <= row.opsets[0] and known.opsets[1] >= row.opsets[1]
     alike = known.attributes.items() <= row.attributes.items() and known.signed <= row.signed

@@ -13,7 +13,9 @@ from onnxfq.targets.qnn import build
 from onnxfq.targets.reading.runtime_forms import REFUSES, RuntimeForm
 
 WIDTHS = {8: np.uint8, 16: np.uint16}
-SHAPE = "float[1,8,8,8]"
+SHAPES = {0: "float[1,8,8,8]", 5: "float[1,8,4,4,4]"}
+"""Shape of the data by its axes; 0 stands for few."""
+
 ONE = (
     "Abs Asin Atan Ceil Celu Cos Elu Erf Exp Flatten Floor Gelu GlobalAveragePool GlobalMaxPool HardSigmoid "
     "HardSwish Identity LeakyRelu Log LogSoftmax Mish Neg Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh "
@@ -38,7 +40,7 @@ TEXTS = {
 }
 
 
-def make_network(text: str, width: int) -> onnx.ModelProto:
+def make_network(text: str, width: int, rank: int = 0) -> onnx.ModelProto:
     """Return the operator between pairs of `width` bits."""
     pairs = "".join(
         f"{name}q = QuantizeLinear ({given}, s, z) {name} = DequantizeLinear ({name}q, s, z) "
@@ -46,7 +48,7 @@ def make_network(text: str, width: int) -> onnx.ModelProto:
     )
     behind = "yq = QuantizeLinear (t, s, z) y = DequantizeLinear (yq, s, z)"
     model = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 21]> g ({SHAPE} x, {SHAPE} x2) => (float y) '
+        f'<ir_version: 10, opset_import: ["" : 21]> g ({SHAPES[rank]} x, {SHAPES[rank]} x2) => (float y) '
         f"{{ {pairs} [it] t = {text} {behind} }}"
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")
@@ -66,17 +68,23 @@ def make_network(text: str, width: int) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)
 
 
-def ask(text: str, width: int) -> str:
+def ask(text: str, width: int, rank: int = 0) -> str:
     """Return what is wrong with the operator; one that ONNX Runtime renames is the HTP's."""
     settings = build.register()
     try:
-        found = assign_nodes(make_network(text, width), build.PROVIDER, settings)
+        found = assign_nodes(make_network(text, width, rank), build.PROVIDER, settings)
     except ModelError:
         return REFUSES
     return "" if found.get("it", build.PROVIDER) == build.PROVIDER else "runs on the CPU"
 
 
 def ask_all(every: int) -> list[Tried]:
-    """Return what the emulation makes of every Nth operator in both widths."""
-    asked = [(op, text, width) for op, text in sorted(TEXTS.items()) for width in WIDTHS]
-    return [Tried(RuntimeForm(op, ask(text, width), bits=width)) for op, text, width in asked[::every]]
+    """Return what the emulation makes of every Nth operator in both widths, and on more axes."""
+    asked = [(op, text, width) for op, text in sorted(TEXTS.items()) for width in WIDTHS][::every]
+    found = [Tried(RuntimeForm(op, ask(text, width), bits=width)) for op, text, width in asked]
+    taken = [one.form for one in found if not one.form.says and one.form.op in ONE.split()]
+    return found + [
+        Tried(form._replace(says=ask(TEXTS[form.op], form.bits, 5), rank=5))
+        for form in taken
+        if not form.op.startswith("Global")
+    ]

@@ -20,6 +20,7 @@ from onnx import helper, numpy_helper, parser
 import onnxfq
 from form_tables import Tried
 from onnxfq.errors import OnnxfqError
+from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.targets.reading.runtime_forms import RuntimeForm
 from onnxfq.targets.target import BuildOptions
 
@@ -119,7 +120,8 @@ def ask(proto: onnx.ModelProto, target: str, recipe: str) -> str:
     if made.proof is not None and (made.proof.kept_float or made.proof.difference):
         return "computes otherwise"
     rows = onnxfq.check(made.qdq, target, build=BuildOptions()).coverage
-    return "" if all(row.kept == row.promised for row in rows) else "runs in float"
+    kept = all(row.kept == row.promised for row in rows if row.op_type in WEIGHTED_INPUTS)
+    return "" if kept else "runs in float"
 
 
 def ask_all(target: str, every: int) -> list[Tried]:

@@ -32,7 +32,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.plan import observation_plan
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.qnn import build as qnn_build
-from onnxfq.targets.qnn.operators import EIGHT_BITS, MIXING, OPERATORS
+from onnxfq.targets.qnn.operators import EIGHT_BITS, FEW_AXES, MIXING, OPERATORS
 from onnxfq.targets.reading.runtime_forms import forms_by_operator
 from onnxfq.targets.target import BuildOptions, prepare_model
 
@@ -688,12 +688,28 @@ def test_operators_between_two_formats(op: str, wide: str, tmp_path: Path) -> No
 
 def test_the_table_of_the_htp() -> None:
     """The HTP takes every listed operator; plans of 16 bits leave out those that it has in 8 bits only."""
-    table = {op: forms for op, forms in forms_by_operator("qnn").items() if op in OPERATORS}
-    assert EIGHT_BITS >= table.keys() == {"LRN", "PRelu"}
+    table = forms_by_operator("qnn")
+    few = {op for op in OPERATORS if any(not form.rank for form in table.get(op, ()))}
+    assert few == EIGHT_BITS == {"LRN", "PRelu"} and FEW_AXES.isdisjoint(few)
     proto = build("g (float[1,8,8,8] x) => (float[1,8,8,8] y) { a = Relu (x) [it] y = LRN <size = 3> (a) }")
     for recipe, names in (("qnn-int8", []), ("qnn-a16w8", ["it"])):
         plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe(recipe))
         assert [one.name for one in plan.skipped if one.kind == "node"] == names
+
+
+def test_the_htp_has_few_axes() -> None:
+    """A Tanh of five axes stays in float, and `check` names one with pairs."""
+    pair = "{0}q = QuantizeLinear ({1}, s, z) {0} = DequantizeLinear ({0}q, s, z)"
+    for axes, found in (("1,2,4,4", False), ("1,2,4,4,4", True)):
+        head = f"g (float[{axes}] x) => (float[{axes}] y)"
+        proto = build(f"{head} {{ a = Relu (x) [it] b = Tanh (a) y = Relu (b) }}")
+        plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe("qnn-int8"))
+        assert [one.name for one in plan.skipped if one.kind == "node" and "axes" in one.why] == [
+            "it"
+        ] * found
+        text = f"{head} {{ {pair.format('a', 'x')} [it] b = Tanh (a) {pair.format('y', 'b')} }}"
+        checked = onnxfq.check(build(text, {"s": np.float32(0.1), "z": np.uint8(128)}), "qnn")
+        assert any("up to 4 axes" in one.message for one in checked.findings) is found
 
 
 def test_the_htp_takes_all(on_htp: CheckResult) -> None:

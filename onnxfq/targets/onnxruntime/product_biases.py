@@ -2,9 +2,9 @@
 
 ONNX Runtime 1.31 turns MatMul and Add of a vector into Gemm where shapes are fixed, with a Reshape between
 the pair and the Gemm: half of the products of a ViT then run in float, slower than the float model. It leaves
-an Add of [1, channels] alone, and the product becomes MatMulIntegerToFloat. Products have two axes or more,
-so the sum is equal. A product of two axes becomes Gemm in any case, and its bias must be int32: `join_biases`
-makes it a Gemm before placement.
+an Add of [1, channels] alone behind three axes and more: the product becomes MatMulIntegerToFloat. Behind two
+axes it leaves a Sum alone. With a constant on the right `join_biases` makes a Gemm of it before placement,
+because the bias must be int32.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ class RuntimeForm(NamedTuple):
         output: position of an output that is asked for; 0 for none.
         missing: position of an input that is left out; 0 for none.
         bits: of the pairs around it; 0 for any.
+        rank: axes of its input; 0 for any.
         opsets: least and largest opset.
         between: operator of the product in front; empty for any.
         reducer: operator that makes the second input of the first one; empty for none.
@@ -73,6 +74,7 @@ class RuntimeForm(NamedTuple):
     output: int = 0
     missing: int = 0
     bits: int = 0
+    rank: int = 0
     opsets: Sequence[int] = (1, LAST)
     between: str = ""
     reducer: str = ""
