@@ -697,6 +697,23 @@ def test_the_table_of_the_htp() -> None:
         assert [one.name for one in plan.skipped if one.kind == "node"] == names
 
 
+@pytest.mark.parametrize(
+    ("sizes", "joined"),
+    [("6,8", True), ("2,6,8", True), ("N,6,8", True), ("2,N,6,8", True), ("N,T,8", False)],
+)
+def test_a_bias_is_added_in_its_product(sizes: str, joined: bool) -> None:
+    """MatMul and Add are one Gemm of the same numbers, but for two open sizes."""
+    proto = build(
+        f"g (float[{sizes}] x) => (float[] y) {{ a = MatMul (x, w) y = Add (c, a) }}",
+        {"w": weights(8, 5), "c": weights(5, seed=1)},
+    )
+    prepared = prepare_model(onnxfq.load(proto), "qnn").proto
+    assert ("Gemm" in {node.op_type for node in prepared.graph.node}) is joined
+    feed = {"x": weights(*(int(size) if size.isdigit() else 3 for size in sizes.split(",")), seed=2)}
+    want, got = (Session(one, 1, exact=True).run(feed)[0] for one in (proto, prepared))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)  # sums in another order
+
+
 def test_the_htp_has_few_axes() -> None:
     """A Tanh of five axes stays in float, and `check` names one with pairs."""
     pair = "{0}q = QuantizeLinear ({1}, s, z) {0} = DequantizeLinear ({0}q, s, z)"
