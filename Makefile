@@ -50,6 +50,7 @@ newest:  ## the newest release of every runtime in a fresh environment, and the 
 	build/newest/bin/pip install --quiet ".[test]"
 	build/newest/bin/pip install --quiet --upgrade onnx onnxruntime-gpu openvino tensorrt-rtx
 	build/newest/bin/pip list
+	build/newest/bin/python scripts/runtime_forms.py --check 20
 	build/newest/bin/pytest -m runtime
 
 qnn:  ## the emulation of Qualcomm's HTP in an environment alone: its table and tests; read the licence of onnxruntime-qnn first
@@ -57,8 +58,8 @@ qnn:  ## the emulation of Qualcomm's HTP in an environment alone: its table and 
 	build/qnn/bin/pip install --quiet onnxruntime ".[test]"
 	build/qnn/bin/pip uninstall --quiet --yes onnxruntime-gpu
 	build/qnn/bin/pip install --quiet --force-reinstall --no-deps onnxruntime onnxruntime-qnn
-	build/qnn/bin/python scripts/htp_forms.py
-	build/qnn/bin/pytest --whole tests/targets/test_qnn.py
+	build/qnn/bin/python scripts/runtime_forms.py --runtimes qnn
+	build/qnn/bin/pytest --whole tests/targets/test_qnn.py tests/targets/test_runtime_forms.py -k qnn
 
 release:  ## a rehearsal: archive of sources, wheel from it, and the wheel alone in a fresh environment
 	$(PYTHON) tests/slow/check_release.py

@@ -22,13 +22,16 @@ from onnxfq.placement.float_casts import plan_floats
 from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.engine_figures import EngineFigures
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import CheckContext, read
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.targets.tensorrt.builder.build import capabilities
+from onnxfq.targets.tensorrt.builder.figures import compare_layers
 from onnxfq.targets.tensorrt.builder.jobs import Job, Report, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
+from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
 SECONDS = 120
@@ -49,6 +52,16 @@ def build_all(folder: Path, models: dict[str, onnx.ModelProto]) -> dict[str, dic
     for (name, capability), report in zip(keys, run_jobs(jobs, SECONDS), strict=True):
         reports[name][capability] = report
     return reports
+
+
+def build_beside_half(plan: onnx.ModelProto, folder: Path) -> tuple[EngineFigures, EngineFigures]:
+    """Return the figures of a model's engine for its newest architecture, and of the one without pairs."""
+    reading = read(plan, EXTRA)
+    built = build_all(folder, {"plan": plan, "half": without_pairs(reading)})
+    reports = {name: list(found.values())[-1] for name, found in built.items()}
+    assert all(report.built for report in reports.values()), reports
+    compared = compare_layers(reading, "", *(parse_layers(report.layers) for report in reports.values()))
+    return compared.quantized, compared.plain
 
 
 def verdicts(reading: CheckContext, report: Report) -> dict[str, str]:

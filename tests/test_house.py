@@ -172,8 +172,8 @@ ROOM_LINES: dict[str, int] = {
     "layers": 930,  # groups that nothing reads have names; no room fell
     "metrics": 323,  # metrics by name; the root fell
     "numerics": 1082,
-    "passes": 1618,  # types of casts by ONNX's inference; no room fell
-    "placement": 1546,  # masks, sizes, a last Concat and bits of float32 apart; no room fell
+    "passes": 1666,  # a product of any rank and its bias as Gemm; targets fell
+    "placement": 1548,  # masks, sizes, a last Concat and bits of float32 apart; no room fell
     "quantized": 1487,  # scales by channel become one range; no room fell
     "quantizing": 355,  # progress, keywords of other tools; no room fell
     "remedies": 1540,  # 16 bits for single sums and norms; no room fell
@@ -181,7 +181,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1539,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1884,  # progress from everywhere, labels of metrics; cli fell
     "support": 1201,  # progress from everywhere, folders of outputs, files of other tools; cli fell
-    "targets": 6323,  # GPUs by the names of people; no room fell
+    "targets": 6311,  # one table of forms, operators of four axes on the HTP, GPUs by the names of people; no room fell
     "tools": 1753,  # weights unlike the graph are noted; no room fell
     "torch": 6248,  # the plan of the graph that the exporter joins; unreleased forms fell
 }

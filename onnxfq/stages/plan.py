@@ -43,7 +43,7 @@ from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types
 from onnxfq.support.reasons import rule_of
-from onnxfq.targets.reading.session_forms import keep_forms
+from onnxfq.targets.reading.runtime_forms import keep_forms
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import prepare_model, target_by_name
 

@@ -57,6 +57,12 @@ def _of_torch(name: str, folder: Path) -> onnx.ModelProto:
     return onnx.load(folder / "torch.onnx")
 
 
+def _of_structure(name: str, _: Path) -> onnx.ModelProto:
+    """Return a small network whose structure decides what a runtime fuses."""
+    made: onnx.ModelProto = importlib.import_module("structure_networks").structure(name)[0]
+    return made
+
+
 def open_encoder() -> onnx.ModelProto:
     """Return an encoder of the shape of MiniLM, with an open number of tokens."""
     return _of_models("networks.transformers", "small_encoder", "N", "T", 384, 12, 6)
@@ -67,11 +73,16 @@ _FAMILIES = (
     *("vision", "windows", "decoder", "encoder-decoder", "residual", "depthwise"),
     *("gated", "wide depthwise", "mixer", "conditioned", "sound", "lines", "grouped", "boxes", "branches"),
 )
+_STRUCTURES = (
+    *("mixer", "einsum attention", "scaled gemms", "learned queries", "masked decoder"),
+    *("shifted windows", "unet", "squeeze and excite"),
+)
 Maker = Callable[[Path], onnx.ModelProto]
 NETWORKS: dict[str, Maker] = {
     **{name: lambda _, name=name: _of_models("networks", name, "N") for name in _NAMES},
     **{name: partial(_of_torch, name) for name in _FAMILIES},
     **{path.stem: lambda _, path=path: onnx.load(path) for path in sorted(LIGHT.glob("*.onnx"))},
+    **{f"structure: {name}": partial(_of_structure, name) for name in _STRUCTURES},
     "dense": lambda _: dense(3),
     "open encoder": lambda _: open_encoder(),
 }

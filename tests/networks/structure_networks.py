@@ -284,12 +284,12 @@ STRUCTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 """Name -> constructor and random input."""
 
 
-def structure(name: str) -> tuple[onnx.ModelProto, list[dict[str, object]]]:
-    """Return a network with random weights as torch exports it, and 24 samples."""
+def structure(name: str, count: int = 24) -> tuple[onnx.ModelProto, list[dict[str, object]]]:
+    """Return a network with random weights as torch exports it, and `count` samples."""
     make, draw = STRUCTURES[name]
     torch.manual_seed(0)
     module, content = make().eval(), io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(module, (draw(),), content, input_names=["x"], opset_version=17, dynamo=False)
-    return onnx.load_from_string(content.getvalue()), [{"x": draw().numpy()} for _ in range(24)]
+    return onnx.load_from_string(content.getvalue()), [{"x": draw().numpy()} for _ in range(count)]

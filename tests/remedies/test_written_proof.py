@@ -26,7 +26,7 @@ from onnxfq.remedies import runtime_cure
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.targets import Target, TargetPolicy, register_target
-from onnxfq.targets.reading import session_forms
+from onnxfq.targets.reading import runtime_forms
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import TARGETS, AnyModel
 
@@ -34,7 +34,7 @@ from onnxfq.targets.target import TARGETS, AnyModel
 @pytest.fixture(autouse=True)
 def without_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators that the table of forms leaves in float keep their pairs, so that the run finds them."""
-    monkeypatch.setattr(session_forms, "read_table", dict)
+    monkeypatch.setattr(runtime_forms, "read_table", dict)
 
 
 needs_openvino = pytest.mark.skipif(not find_spec("openvino"), reason="OpenVINO is not installed")

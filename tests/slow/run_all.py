@@ -63,7 +63,7 @@ CHECKS = {
         "tests/targets/test_golden.py",
     ),
     "forms": (
-        "every operator between two products in ONNX Runtime and OpenVINO, against the table of forms",
+        "every form of an operator in each runtime that is installed, against the table of forms",
         "python scripts/runtime_forms.py --check 1",
     ),
     "plans": (

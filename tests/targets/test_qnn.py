@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
@@ -33,7 +32,8 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.plan import observation_plan
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.qnn import build as qnn_build
-from onnxfq.targets.qnn.operators import EIGHT_BITS, MIXING, OPERATORS, TABLE_FILE
+from onnxfq.targets.qnn.operators import EIGHT_BITS, FEW_AXES, MIXING, OPERATORS
+from onnxfq.targets.reading.runtime_forms import forms_by_operator
 from onnxfq.targets.target import BuildOptions, prepare_model
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def read_pairs(proto: onnx.ModelProto) -> dict[tuple[str, int], Pair]:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_pairs_of_onnxruntimes_quantizer(name: str, recipe: str, tmp_path: Path) -> None:
     """The same inputs and outputs have pairs as in ONNX Runtime's model, of the same types and grids."""
-    proto = NETWORKS[name]()
+    proto = prepare_model(onnxfq.load(NETWORKS[name]()), "qnn").proto
     ours, theirs = read_pairs(written(proto, recipe)), read_pairs(by_onnxruntime(proto, recipe, tmp_path))
     assert ours.keys() - theirs.keys() == DIFFERENCES.get(name, set()) and not theirs.keys() - ours.keys()
     assert len(ours) >= 12
@@ -364,10 +364,13 @@ def test_grids_of_sigmoid_and_tanh() -> None:
 
 
 def test_formats_of_weights() -> None:
-    """Convolutions and Gemm have a scale for each channel, MatMul and gains one; biases are int32."""
-    pairs = read_pairs(written(residual(), "qnn-int8")) | read_pairs(written(transformer(), "qnn-int8"))
-    assert [pairs[slot][0::2] for slot in (("c0", 1), ("fc", 1), ("q", 1), ("norm", 1))] == [
-        ("int8", 8), ("int8", 5), ("int8", 1), ("uint8", 1),
+    """A scale for each channel of convolutions, Gemm and MatMul with a bias, one of MatMul and of gains."""
+    plain = build("g (float[4,8] x) => (float[4,8] y) { [plain] y = MatMul (x, w) }", {"w": weights(8, 8)})
+    pairs = {}
+    for proto in (residual(), transformer(), plain):
+        pairs |= read_pairs(written(proto, "qnn-int8"))
+    assert [pairs[slot][0::2] for slot in (("c0", 1), ("fc", 1), ("q", 1), ("plain", 1), ("norm", 1))] == [
+        ("int8", 8), ("int8", 5), ("int8", 8), ("int8", 1), ("uint8", 1),
     ]  # fmt: skip
     assert [pairs[slot][0::2] for slot in (("c0", 2), ("norm", 2))] == [("int32", 8), ("int32", 1)]
     data, gain, bias = (pairs["norm", slot][1] for slot in range(3))
@@ -685,22 +688,45 @@ def test_operators_between_two_formats(op: str, wide: str, tmp_path: Path) -> No
 
 def test_the_table_of_the_htp() -> None:
     """The HTP takes every listed operator; plans of 16 bits leave out those that it has in 8 bits only."""
-    table = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
-    assert not [op for op, found in table.items() if op in OPERATORS and found["8"] != "htp"]
-    narrow = {op for op in OPERATORS if op in table and table[op]["16"] != "htp"}
-    assert narrow == EIGHT_BITS == {"LRN", "PRelu"}
+    table = forms_by_operator("qnn")
+    few = {op for op in OPERATORS if any(not form.rank for form in table.get(op, ()))}
+    assert few == EIGHT_BITS == {"LRN", "PRelu"} and FEW_AXES.isdisjoint(few)
     proto = build("g (float[1,8,8,8] x) => (float[1,8,8,8] y) { a = Relu (x) [it] y = LRN <size = 3> (a) }")
     for recipe, names in (("qnn-int8", []), ("qnn-a16w8", ["it"])):
         plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe(recipe))
         assert [one.name for one in plan.skipped if one.kind == "node"] == names
 
 
-def test_the_emulation_agrees_with_the_table() -> None:
-    """The emulated HTP takes the operators that it takes in the table."""
-    pytest.importorskip("onnxruntime_qnn", reason="onnxruntime-qnn is not installed")
-    words = [sys.executable, ROOT / "scripts" / "htp_forms.py", "--check"]
-    found = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout
+@pytest.mark.parametrize(
+    ("sizes", "joined"),
+    [("6,8", True), ("2,6,8", True), ("N,6,8", True), ("2,N,6,8", True), ("N,T,8", False)],
+)
+def test_a_bias_is_added_in_its_product(sizes: str, joined: bool) -> None:
+    """MatMul and Add are one Gemm of the same numbers, but for two open sizes."""
+    proto = build(
+        f"g (float[{sizes}] x) => (float[] y) {{ a = MatMul (x, w) y = Add (c, a) }}",
+        {"w": weights(8, 5), "c": weights(5, seed=1)},
+    )
+    prepared = prepare_model(onnxfq.load(proto), "qnn").proto
+    assert ("Gemm" in {node.op_type for node in prepared.graph.node}) is joined
+    feed = {"x": weights(*(int(size) if size.isdigit() else 3 for size in sizes.split(",")), seed=2)}
+    want, got = (Session(one, 1, exact=True).run(feed)[0] for one in (proto, prepared))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)  # sums in another order
+
+
+def test_the_htp_has_few_axes() -> None:
+    """A Tanh of five axes stays in float, and `check` names one with pairs."""
+    pair = "{0}q = QuantizeLinear ({1}, s, z) {0} = DequantizeLinear ({0}q, s, z)"
+    for axes, found in (("1,2,4,4", False), ("1,2,4,4,4", True)):
+        head = f"g (float[{axes}] x) => (float[{axes}] y)"
+        proto = build(f"{head} {{ a = Relu (x) [it] b = Tanh (a) y = Relu (b) }}")
+        plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe("qnn-int8"))
+        assert [one.name for one in plan.skipped if one.kind == "node" and "axes" in one.why] == [
+            "it"
+        ] * found
+        text = f"{head} {{ {pair.format('a', 'x')} [it] b = Tanh (a) {pair.format('y', 'b')} }}"
+        checked = onnxfq.check(build(text, {"s": np.float32(0.1), "z": np.uint8(128)}), "qnn")
+        assert any("up to 4 axes" in one.message for one in checked.findings) is found
 
 
 def test_the_htp_takes_all(on_htp: CheckResult) -> None:

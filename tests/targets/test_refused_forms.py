@@ -1,11 +1,6 @@
-"""The table of refused operator forms: what the parser says today, and what `check` makes of it."""
+"""Forms of operators that TensorRT refuses: what `check` makes of the table, and of what it does not have."""
 
 from __future__ import annotations
-
-import importlib.util
-import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,37 +11,8 @@ import onnxfq
 from onnxfq.errors import DataError
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
-from onnxfq.targets.tensorrt.refused_forms import TABLE_FILE, refused_forms
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "tensorrt_forms.py"
-EVERY = 4
-"""One form of so many is tried again; `scripts/tensorrt_forms.py --check 1` tries all."""
 
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
-
-
-@needs_builder
-@pytest.mark.filterwarnings("ignore")  # onnx warns while it makes test data
-def test_the_parser_still_says_so() -> None:
-    """A sample of the forms is refused, or taken, as the table has it."""
-    spec = importlib.util.spec_from_file_location("tensorrt_forms", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = script  # its records look their module up
-    spec.loader.exec_module(script)
-    rows = script.make_rows(EVERY)
-    assert len(rows) > 100 and 10 < sum(row["refused"] for row in rows) < 50
-    assert not script.compare(rows)
-
-
-def test_the_table_has_the_known_refusals() -> None:
-    """Each kind of place has rows, and the builder's release stands in the file."""
-    content = json.loads(TABLE_FILE.read_text(encoding="utf-8"))
-    assert content["builder"].startswith("TensorRT for RTX 1.7.1") and content["tried"] > 700
-    rows = [row for forms in refused_forms().values() for row in forms]
-    assert {row.kind for row in rows} == {"attribute", "output", "type"}
-    assert ("Resize", "attribute", "coordinate_transformation_mode", "tf_crop_and_resize") in rows
-    assert ("Transpose", "type", "T", "UINT8") in rows
 
 
 def test_quantized_uint8_is_no_form() -> None:

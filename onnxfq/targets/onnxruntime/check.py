@@ -21,7 +21,7 @@ from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.node_sites import NodeSite, has_pair_behind
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
 from onnxfq.targets.reading.proof import make_check
-from onnxfq.targets.reading.session_forms import check_forms
+from onnxfq.targets.reading.runtime_forms import check_forms
 
 UNITS: Units = {
     **dict.fromkeys(("Add", "Concat", "Mul"), ()),

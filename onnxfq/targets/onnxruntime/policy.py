@@ -11,6 +11,7 @@ from onnxfq.numerics.float_types import find_storage_qtype
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.passes.join_biases import join_biases
 from onnxfq.passes.product_forms import write_products
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
@@ -20,7 +21,7 @@ from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.float_kernels import note_float_kernels
 from onnxfq.targets.onnxruntime.float_products import keep_floats
 from onnxfq.targets.onnxruntime.limits import ACTIVATION, STACKS, copies
-from onnxfq.targets.onnxruntime.product_biases import join_biases, set_products_apart
+from onnxfq.targets.onnxruntime.product_biases import set_products_apart
 from onnxfq.targets.onnxruntime.recipes import RECIPES
 from onnxfq.targets.reading.limits import explain
 from onnxfq.targets.target import Target

@@ -2,9 +2,9 @@
 
 ONNX Runtime 1.31 turns MatMul and Add of a vector into Gemm where shapes are fixed, with a Reshape between
 the pair and the Gemm: half of the products of a ViT then run in float, slower than the float model. It leaves
-an Add of [1, channels] alone, and the product becomes MatMulIntegerToFloat. Products have two axes or more,
-so the sum is equal. A product of two axes becomes Gemm in any case, and its bias must be int32: it is made a
-Gemm before placement.
+an Add of [1, channels] alone behind three axes and more: the product becomes MatMulIntegerToFloat. Behind two
+axes it leaves a Sum alone. With a constant on the right `join_biases` makes a Gemm of it before placement,
+because the bias must be int32.
 """
 
 from __future__ import annotations
@@ -14,44 +14,8 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.model import Model
-from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
-from onnxfq.graph.queries import float_type, nodes_by_graph, producer_op
-
-
-def join_biases(model: Model) -> Model:
-    """Return `model` with each MatMul of two axes and the vector added to it as Gemm; itself without any."""
-    if not any(node.op_type == "MatMul" for node in model.proto.graph.node):
-        return model
-    graph, count = model.graph(), 0
-    editor = Editor(graph)
-    for product in list(graph.nodes):
-        add = _find_sum(product, graph)
-        if add is not None:
-            (bias,) = (operand for operand in add.inputs if operand is not product.outputs[0])
-            vector = constant_array(bias).reshape(-1)
-            bias = editor.constant(f"{bias.name}/vector", vector)
-            product.op, product.inputs = "Gemm", [*product.inputs, bias]
-            product.outputs, add.outputs = [add.outputs[0]], []
-            graph.nodes.remove(add)
-            count += 1
-    return model.with_graph(graph) if count else model
-
-
-def _find_sum(product: gs.Node, graph: gs.Graph) -> gs.Node | None:
-    """Return the Add of a constant row that alone reads a product of an input by a constant matrix."""
-    if product.op != "MatMul" or product.domain not in STANDARD_DOMAINS:
-        return None
-    (made,), weight = product.outputs, product.inputs[1]
-    if len(made.outputs) != 1 or any(made is output for output in graph.outputs):
-        return None
-    (add,) = made.outputs
-    shapes = [operand.shape for operand in product.inputs]
-    if add.op != "Add" or not isinstance(weight, gs.Constant) or [len(one or ()) for one in shapes] != [2, 2]:
-        return None
-    biases = [operand for operand in add.inputs if isinstance(operand, gs.Constant)]
-    fits = [tuple(bias.shape) in ((weight.shape[1],), (1, weight.shape[1])) for bias in biases]
-    return add if fits == [True] and float_type(weight) == "float32" else None
+from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.graph.queries import nodes_by_graph, producer_op
 
 
 def set_products_apart(editor: Editor) -> None:
@@ -61,8 +25,9 @@ def set_products_apart(editor: Editor) -> None:
     do not read a result alone read a Max of it.
     """
     for product in nodes_by_graph(editor.graph):
-        if product.op == "MatMul" and {producer_op(operand) for operand in product.inputs} == {_DEQUANTIZE}:
-            makers = {producer_op(operand.inputs[0].inputs[0]) for operand in product.inputs}
+        operands = product.inputs[:2] if product.op in ("MatMul", "Gemm") else []
+        if {producer_op(operand) for operand in operands} == {_DEQUANTIZE}:
+            makers = {producer_op(operand.inputs[0].inputs[0]) for operand in operands}
             for reader in product.outputs[0].outputs:
                 _widen_bias(editor, reader, product.outputs[0])
                 if "QuantizeLinear" in makers:  # with dynamic scales it has the kernel in any case
@@ -96,6 +61,8 @@ def _widen_bias(editor: Editor, add: gs.Node, product: gs.Tensor) -> None:
     if add.op != "Add" or product.shape is None or len(product.shape) < 2:
         return
     for slot, bias in enumerate(add.inputs):
-        if isinstance(bias, gs.Constant) and len(bias.shape) == 1:
+        if isinstance(bias, gs.Constant) and len(product.shape) == 2:
+            add.op = "Sum"  # any row makes a Gemm of a product of two axes
+        elif isinstance(bias, gs.Constant) and len(bias.shape) == 1:
             row = constant_array(bias)[None]
             add.inputs[slot] = editor.constant(f"{bias.name}/row", row)

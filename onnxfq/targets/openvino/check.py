@@ -23,7 +23,7 @@ from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
-from onnxfq.targets.reading.session_forms import check_forms
+from onnxfq.targets.reading.runtime_forms import check_forms
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 _NOT_NEGATIVE = {op for op, (low, _) in KNOWN_RANGES.items() if low == 0} | {"Relu", "Abs", "Exp", "Sqrt"}

@@ -45,10 +45,14 @@ def _explain_signed(product: Product) -> str:
 
 
 def _explain_zero_point(product: Product) -> str:
-    """Speak of two activations, a constant on the left, ConvTranspose and depthwise kernels of three axes."""
-    volume, left = len(product.depthwise) > 4, product.op == "MatMul" and product.slot == 1
-    takes = product.kernel is not None and product.op != "ConvTranspose" and not volume and not left
-    if product.is_weight or not product.multiplies or takes or product.zeros == "none":
+    """Speak of two activations, a constant on the left, ConvTranspose and depthwise kernels of three axes.
+
+    The right side of a MatMul takes no unsigned numbers at all.
+    """
+    volume, right = len(product.depthwise) > 4, product.op == "MatMul" and product.slot == 1
+    takes = product.kernel is not None and product.op != "ConvTranspose" and not volume and not right
+    is_plain = product.zeros == "none" and not (right and product.numbers == "uint8")
+    if product.is_weight or not product.multiplies or takes or is_plain:
         return ""
     return "OpenVINO multiplies it in float with a zero point other than 0; use int8 and symmetric: true"
 
@@ -130,7 +134,9 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         if placement.role == "activation"
     }
     joined = find_joined(nodes, lambda source: isinstance(source, gs.Constant))
-    signed -= joined | {t.name for node in nodes for t in node.outputs if is_never_negative(t)}
+    right = {node.inputs[1].name for node in products.values() if node.op == "MatMul"}
+    positive = {t.name for node in nodes for t in node.outputs if is_never_negative(t)}
+    signed -= joined | (positive - right)
     return [
         replace(
             decision,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.normalize.turned_weights import store_turned
+from onnxfq.passes.join_biases import join_biases
 from onnxfq.passes.product_forms import write_products
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.passes.separate_biases import separate_biases
+from onnxfq.runtime.type_inference import with_session_shapes
 from onnxfq.targets.onnxruntime.float_products import keep_floats
 from onnxfq.targets.qnn.build import name_release, open_model
 from onnxfq.targets.qnn.check import check_model
@@ -17,6 +20,12 @@ from onnxfq.targets.qnn.policy import POLICY
 from onnxfq.targets.qnn.recipes import RECIPES
 from onnxfq.targets.target import Target
 
+
+def _prepare(model: Model) -> Model:
+    model = with_session_shapes(store_turned(write_products(fold_batch_norm(model))))
+    return separate_biases(fuse_gelus(fuse_norms(join_biases(model, flattens=True))))
+
+
 QNN = Target(
     "qnn",
     POLICY,
@@ -26,9 +35,7 @@ QNN = Target(
     release=name_release,
     # ONNX Runtime makes no node units of pairs without zero points.
     form=QdqForm(finish=keep_floats, zero_points=True),
-    prepare=lambda model: separate_biases(
-        store_turned(fuse_gelus(fuse_norms(write_products(fold_batch_norm(model)))))
-    ),
+    prepare=_prepare,
     wide="uint16",
     mixing=MIXING,
 )

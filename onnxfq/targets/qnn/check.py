@@ -24,7 +24,7 @@ from onnxfq.graph.patterns.whole_numbers import find_whole_numbers
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.qnn.build import build_model
-from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, needs_one_scale
+from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
 from onnxfq.targets.qnn.policy import GROUPS, LIMITS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
@@ -51,6 +51,8 @@ def operators(reading: CheckContext) -> Iterator[Finding]:
         if site.op in EIGHT_BITS and given is not None and given.qtype == TensorProto.UINT16:
             message = f"the HTP has {site.op} in 8 bits alone, and its session fails; leave the node in float"
             yield make_finding("operator", "refused", site, message)
+        elif given is not None and (few := explain_axes(site.op, site.index.shape(site.input(0)))):
+            yield make_finding("operator", "float", site, f"{few}; leave the node in float")
         known = site.op in OPERATORS and (site.node.domain or "") in STANDARD_DOMAINS
         if not known and site.op not in FAKE_QUANTIZE_OPS | folded:
             message = f"QNN has no operator {site.op}, and the CPU runs it; export the model without it"

@@ -6,15 +6,14 @@ each operator the HTP's emulation, in a table.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxfq.graph.follow import Node, Tensor
 from onnxfq.graph.ops import DATA_MOVEMENT, REPEATS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.queries import constant_values, pads_by_zero
 from onnxfq.placement.target_policy import Slots
+from onnxfq.targets.reading.runtime_forms import forms_by_operator
 
 _WHOLE = (
     "Abs Add ArgMax ArgMin Asin Atan AveragePool Ceil Concat Cos CumSum DepthToSpace Div Elu Equal "
@@ -36,11 +35,17 @@ OPERATORS: Mapping[str, Slots] = {
 }
 """Operator -> inputs and outputs that get a pair in addition to multiplied ones."""
 
-TABLE_FILE = Path(__file__).with_name("htp_forms.json")
-"""The place where each operator runs in 8 and in 16 bits; `scripts/htp_forms.py` asks the HTP's emulation."""
-_FORMS = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
-EIGHT_BITS = frozenset(op for op, found in _FORMS.items() if (found["8"], found["16"]) == ("htp", "fails"))
+_FORMS = {
+    op: [form for form in forms if not form.attributes] for op, forms in forms_by_operator("qnn").items()
+}
+EIGHT_BITS = frozenset(
+    op for op, forms in _FORMS.items() if [form.bits for form in forms if not form.rank] == [16]
+)
 """Operators that the HTP has in 8 bits alone: with 16 the whole session fails."""
+
+MOST_AXES = 4
+FEW_AXES = frozenset(op for op, forms in _FORMS.items() if any(form.rank > MOST_AXES for form in forms))
+"""Operators that the HTP has up to that number of axes alone: with more they run on the CPU."""
 
 MIXING = frozenset({"Add", "LayerNormalization", "Mul", "ReduceMean", "Sigmoid", "Softmax", "Sub"})
 """Operators that the HTP has in 8 and 16 bits at once, with the right numbers; Gelu ends the session."""
@@ -50,6 +55,12 @@ ABSORBED = frozenset({"Clip", "Relu"})
 
 # `quantize_output_same_as_input` of ONNX Runtime's quantizers; there Expand and Tile have their own scales.
 _MOVES = (DATA_MOVEMENT - REPEATS) | {"AveragePool", "GatherElements", "Resize", "TopK"}
+
+
+def explain_axes(op: str, shape: Sequence[object] | None) -> str:
+    """Return why the CPU runs an operator on data of `shape`; empty for the HTP, or an unknown rank."""
+    few = op in FEW_AXES and shape is not None and len(shape) > MOST_AXES
+    return f"the HTP has {op} of up to {MOST_AXES} axes alone, and the CPU runs it" if few else ""
 
 
 def needs_one_scale(node: Node, value: Callable[[Tensor], Any] = constant_values) -> bool:

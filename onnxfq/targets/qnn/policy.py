@@ -19,7 +19,7 @@ from onnxfq.graph.queries import find_fixed, producer_op
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
-from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, needs_one_scale
+from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
 from onnxfq.targets.reading.limits import Product, TargetLimit, explain, refuse
 
 # The HTP computes these in 16 bits on one grid only: scale 1/65536 from 0, and 1/32768 around the middle.
@@ -168,10 +168,10 @@ def _in_one_scale(placement: Placement, node: gs.Node) -> Placement:
 
 
 def _keep_float(operands: Operands) -> str:
-    wide = any(placement.spec.qtype.bits > 8 for placement in operands.placements)
-    return (
-        f"the HTP has {operands.node.op} in 8 bits alone" if wide and operands.node.op in EIGHT_BITS else ""
-    )
+    op, shape = operands.node.op, operands.node.inputs[0].shape
+    if op in EIGHT_BITS and any(placement.spec.qtype.bits > 8 for placement in operands.placements):
+        return f"the HTP has {op} in 8 bits alone"
+    return explain_axes(op, shape)
 
 
 POLICY = TargetPolicy(

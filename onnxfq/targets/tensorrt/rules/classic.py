@@ -1,4 +1,4 @@
-"""Limits of classic TensorRT alone. They are warnings, because TensorRT for RTX cannot confirm them.
+"""Operators and limits of classic TensorRT alone: warnings, because TensorRT for RTX cannot confirm them.
 
 Source: NVIDIA's documentation of TensorRT 11 and NvInfer.h of 11.4.
 """
@@ -11,7 +11,16 @@ from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.refused_forms import CLASSIC_OPSETS
+
+CLASSIC_ALONE = frozenset({"DeformConv", "NonMaxSuppression", "NonZero", "RoiAlign"})
+"""Operators that classic TensorRT has and TensorRT for RTX 1.7.1 lacks.
+
+Source: onnx-tensorrt, docs/operators.md, release 10.1 and later.
+"""
+ON_CLASSIC = "TensorRT for RTX 1.7.1 lacks it, and classic TensorRT 10 and 11 have it; build there"
+
+CLASSIC_OPSETS = (9, 25)
+"""Least and largest opset of TensorRT 11 (NVIDIA, ONNX opset guide); TensorRT for RTX 1.7.1 takes 28 too."""
 
 GROUP = 4
 """Number that divides the channels of a group of a classic int8 convolution."""

@@ -16,7 +16,7 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.quantizer_reader import type_name
-from onnxfq.targets.tensorrt.refused_forms import ON_CLASSIC
+from onnxfq.targets.tensorrt.rules.classic import ON_CLASSIC
 from onnxfq.targets.tensorrt.rules.operator_structures import STRUCTURES, find_rank
 
 MOST_TOP = 3840

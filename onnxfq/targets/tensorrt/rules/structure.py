@@ -13,7 +13,7 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer
-from onnxfq.targets.tensorrt.refused_forms import CLASSIC_ALONE, ON_CLASSIC
+from onnxfq.targets.tensorrt.rules.classic import CLASSIC_ALONE, ON_CLASSIC
 
 UNSUPPORTED = frozenset(
     "AffineGrid Bernoulli BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CenterCropPad Col2Im "

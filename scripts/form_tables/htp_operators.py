@@ -1,27 +1,21 @@
-"""Ask the HTP's emulation about each operator in 8 and in 16 bits, and write the table that tests read.
-
-    python scripts/htp_forms.py [--check]
-
-It needs the package onnxruntime-qnn (`make qnn`). The table says for each operator and width where it runs,
-on the `htp` or the `cpu`. With `fails` the whole session fails.
-"""
+"""Operators that the HTP's emulation does not take between pairs of 8 or of 16 bits."""
 
 from __future__ import annotations
-
-import json
-import sys
 
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
+from form_tables import Tried
 from onnxfq.errors import ModelError
 from onnxfq.runtime.optimized_graph import assign_nodes
 from onnxfq.targets.qnn import build
-from onnxfq.targets.qnn.operators import TABLE_FILE
+from onnxfq.targets.reading.runtime_forms import REFUSES, RuntimeForm
 
 WIDTHS = {8: np.uint8, 16: np.uint16}
-SHAPE = "float[1,8,8,8]"
+SHAPES = {0: "float[1,8,8,8]", 5: "float[1,8,4,4,4]"}
+"""Shape of the data by its axes; 0 stands for few."""
+
 ONE = (
     "Abs Asin Atan Ceil Celu Cos Elu Erf Exp Flatten Floor Gelu GlobalAveragePool GlobalMaxPool HardSigmoid "
     "HardSwish Identity LeakyRelu Log LogSoftmax Mish Neg Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh "
@@ -46,7 +40,7 @@ TEXTS = {
 }
 
 
-def make_network(text: str, width: int) -> onnx.ModelProto:
+def make_network(text: str, width: int, rank: int = 0) -> onnx.ModelProto:
     """Return the operator between pairs of `width` bits."""
     pairs = "".join(
         f"{name}q = QuantizeLinear ({given}, s, z) {name} = DequantizeLinear ({name}q, s, z) "
@@ -54,7 +48,7 @@ def make_network(text: str, width: int) -> onnx.ModelProto:
     )
     behind = "yq = QuantizeLinear (t, s, z) y = DequantizeLinear (yq, s, z)"
     model = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 21]> g ({SHAPE} x, {SHAPE} x2) => (float y) '
+        f'<ir_version: 10, opset_import: ["" : 21]> g ({SHAPES[rank]} x, {SHAPES[rank]} x2) => (float y) '
         f"{{ {pairs} [it] t = {text} {behind} }}"
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")
@@ -74,28 +68,23 @@ def make_network(text: str, width: int) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)
 
 
-def ask(text: str, width: int) -> str:
-    """Return what ONNX Runtime does with the operator; one that it renames is the HTP's."""
+def ask(text: str, width: int, rank: int = 0) -> str:
+    """Return what is wrong with the operator; one that ONNX Runtime renames is the HTP's."""
     settings = build.register()
     try:
-        found = assign_nodes(make_network(text, width), build.PROVIDER, settings)
+        found = assign_nodes(make_network(text, width, rank), build.PROVIDER, settings)
     except ModelError:
-        return "fails"
-    return "htp" if found.get("it", build.PROVIDER) == build.PROVIDER else "cpu"
+        return REFUSES
+    return "" if found.get("it", build.PROVIDER) == build.PROVIDER else "runs on the CPU"
 
 
-def main() -> int:
-    """Write the table, or with `--check` compare it; print what changed."""
-    forms = {op: {str(width): ask(text, width) for width in WIDTHS} for op, text in sorted(TEXTS.items())}
-    known = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
-    changed = {op: found for op, found in forms.items() if known.get(op) != found}
-    print(f"{len(forms)} operators; changed: {changed or 'none'}")
-    if "--check" not in sys.argv:
-        content = {"release": build.name_release(), "architecture": build.ARCHITECTURE, "operators": forms}
-        TABLE_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        return 0
-    return int(bool(changed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def ask_all(every: int) -> list[Tried]:
+    """Return what the emulation makes of every Nth operator in both widths, and on more axes."""
+    asked = [(op, text, width) for op, text in sorted(TEXTS.items()) for width in WIDTHS][::every]
+    found = [Tried(RuntimeForm(op, ask(text, width), bits=width)) for op, text, width in asked]
+    taken = [one.form for one in found if not one.form.says and one.form.op in ONE.split()]
+    return found + [
+        Tried(form._replace(says=ask(TEXTS[form.op], form.bits, 5), rank=5))
+        for form in taken
+        if not form.op.startswith("Global")
+    ]

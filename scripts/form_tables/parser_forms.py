@@ -1,19 +1,17 @@
-"""Make the table of operator forms that the parser of TensorRT for RTX refuses.
+"""Forms of operators that the parser of TensorRT for RTX refuses.
 
-The node tests of the onnx package give valid models of each operator. If the parser takes one, the script
-changes one place of it: a value of an attribute, an optional input or output, or an element type. A change is
-a row if onnx's checker takes it and the parser refuses it, in each model with that place. It needs
-`onnxfq[tensorrt]` and takes half a minute. `--check N` compares every Nth form with the table instead.
+The node tests of the onnx package give valid models of each operator. If the parser takes one, one place of
+it is changed: a value of an attribute, an optional input or output, or an element type. A change counts if
+onnx's checker takes it, and is refused if the parser refuses it in each model with that place.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +19,11 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
+from form_tables import Tried
+from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.targets.reading.runtime_forms import REFUSES, RuntimeForm
 from onnxfq.targets.tensorrt.builder.jobs import Job, run_jobs
-from onnxfq.targets.tensorrt.refused_forms import TABLE_FILE, RefusedForm
 from onnxfq.targets.tensorrt.rules.structure import UNSUPPORTED
 
 TYPES = ("FLOAT", "FLOAT16", "BFLOAT16", "INT32", "INT64", "BOOL", "UINT8")
@@ -40,8 +40,8 @@ _NO_FLAG = re.compile("axis|group|dim|fmod")
 _NO_VALUE = re.compile("x_|length_|output_|max_sequence")
 """Words of descriptions without a meaning as a value."""
 
-_TOGETHER = frozenset({("RotaryEmbedding", "input"), ("Slice", "input"), ("Range", "type")})
-"""Places whose forms other inputs decide."""
+_TOGETHER = (("RotaryEmbedding", "missing"), ("Slice", "missing"), ("Range", "dtype"))
+"""Operators and places whose forms other inputs decide."""
 
 _WORD = re.compile(r"[`'\"]([a-z][a-z0-9_]+)[`'\"]")
 
@@ -100,7 +100,7 @@ def _without_types(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def list_forms(base: Base, words: dict[str, set[Any]]) -> Iterator[tuple[RefusedForm, onnx.ModelProto]]:
+def list_forms(base: Base, words: dict[str, set[Any]]) -> Iterator[tuple[RuntimeForm, onnx.ModelProto]]:
     """Yield forms of `base` with their models; words: values of attributes seen in other models."""
     node, schema = base.model.graph.node[0], base.schema
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -111,22 +111,22 @@ def list_forms(base: Base, words: dict[str, set[Any]]) -> Iterator[tuple[Refused
         for value in _values(attribute, usual, words.get(name, set())):
             if value != given.get(name, usual):
                 yield (
-                    RefusedForm(node.op_type, "attribute", name, _plain(value)),
+                    RuntimeForm(node.op_type, attributes={name: _plain(value)}),
                     _with_attribute(base, name, value),
                 )
     optional = defs.OpSchema.FormalParameterOption.Optional
     for slot, formal in enumerate(schema.inputs):
         if formal.option == optional and slot < len(node.input) and node.input[slot]:
-            yield RefusedForm(node.op_type, "input", "left out", slot), _without_input(base, slot)
+            yield RuntimeForm(node.op_type, missing=slot), _without_input(base, slot)
     for slot, formal in enumerate(schema.outputs):
         if formal.option == optional and slot >= len(node.output):
-            yield RefusedForm(node.op_type, "output", "asked for", slot), _with_outputs(base, slot + 1)
+            yield RuntimeForm(node.op_type, output=slot), _with_outputs(base, slot + 1)
     for name in {formal.type_str for formal in schema.inputs[:1]}:
         allowed = next((c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == name), ())
         for kind in TYPES:
             spelled = f"tensor({onnx.helper.tensor_dtype_to_string(_CODES[kind])[12:].lower()})"
             if spelled in allowed:
-                yield RefusedForm(node.op_type, "type", name, kind), _with_type(base, name, kind)
+                yield RuntimeForm(node.op_type, dtype=kind), _with_type(base, name, kind)
 
 
 def _values(attribute: Any, usual: Any, seen: set[Any]) -> set[Any]:
@@ -215,8 +215,8 @@ def parse_models(models: list[onnx.ModelProto]) -> list[str | None]:
     return answers
 
 
-def make_rows(every: int = 1) -> list[dict[str, Any]]:
-    """Return the rows of all forms, or of every Nth, that some model has and the parser refuses in each."""
+def ask_all(every: int) -> list[Tried]:
+    """Return what the parser says of every Nth form: it is refused if each model with it is."""
     bases = list(list_bases())
     taken: dict[tuple[str, int], list[Base]] = defaultdict(list)
     words: dict[str, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
@@ -229,49 +229,26 @@ def make_rows(every: int = 1) -> list[dict[str, Any]]:
         if answer == "" and len(same) < MOST_BASES:
             same.append(base)
     forms = [pair for key in sorted(taken) for base in taken[key] for pair in list_forms(base, words[key[0]])]
-    forms = [pair for pair in forms if (pair[0].op, pair[0].kind) not in _TOGETHER]
-    wanted = set(sorted({form for form, _ in forms}, key=repr)[::every])
-    forms = [pair for pair in forms if pair[0] in wanted]
-    found: dict[RefusedForm, list[str]] = defaultdict(list)
+    forms = [
+        pair for pair in forms if not any(pair[0].op == op and getattr(pair[0], at) for op, at in _TOGETHER)
+    ]
+    wanted = dict(sorted({repr(form): form for form, _ in forms}.items())[::every])
+    forms = [pair for pair in forms if repr(pair[0]) in wanted]
+    found: dict[str, list[str]] = defaultdict(list)
     for (form, _), answer in zip(forms, parse_models([model for _, model in forms]), strict=True):
         if answer is not None:
-            found[form].append(answer)
+            found[repr(form)].append(answer)
     return [
-        {**form._asdict(), "says": answers[0][:160], "tried": len(answers), "refused": all(answers)}
-        for form, answers in sorted(found.items(), key=repr)
+        Tried(wanted[key]._replace(says=REFUSES, words=answers[0][:160]) if all(answers) else wanted[key])
+        for key, answers in found.items()
     ]
 
 
-def main() -> None:
-    """Write the table, or compare a sample with it."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--check", type=int, metavar="N", help="compare every Nth form with the table")
-    given = arguments.parse_args()
-    rows = make_rows(given.check or 1)
-    if given.check:
-        raise SystemExit("\n".join(compare(rows)) or 0)
-    import tensorrt_rtx
-
-    refused = [row for row in rows if row["refused"]]
-    content = {
-        "builder": f"TensorRT for RTX {tensorrt_rtx.__version__}",
-        "tried": len(rows),
-        "refused": [{key: row[key] for key in ("op", "kind", "place", "value", "says")} for row in refused],
-    }
-    TABLE_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(refused)} of {len(rows)} forms are refused; wrote {TABLE_FILE}")
-
-
-def compare(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each of `rows` that the table has otherwise."""
-    content = json.loads(TABLE_FILE.read_text(encoding="utf-8"))
-    known = {RefusedForm(*(row[key] for key in RefusedForm._fields)) for row in content["refused"]}
-    return [
-        f"{row['op']} {row['kind']} {row['place']} {row['value']}: refused is {row['refused']}"
-        for row in rows
-        if row["refused"] != (RefusedForm(*(row[key] for key in RefusedForm._fields)) in known)
-    ]
-
-
-if __name__ == "__main__":
-    main()
+def name_release() -> str:
+    """Return the name and release of the parser. Raises RuntimeLibraryError without it."""
+    try:
+        return f"TensorRT for RTX {version('tensorrt-rtx')}"
+    except PackageNotFoundError:
+        raise RuntimeLibraryError(
+            "package tensorrt-rtx is not installed; pip install onnxfq[tensorrt]"
+        ) from None

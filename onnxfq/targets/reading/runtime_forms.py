@@ -1,8 +1,9 @@
-"""Operators that a runtime computes otherwise between quantized products, from a table that it made itself.
+"""Forms of operators that a runtime refuses, computes otherwise or does not run, from a table that it made.
 
-`session_forms.json` has what a release of ONNX Runtime and of OpenVINO makes of each operator, value of an
-attribute and opset between two products, next to the simulation, and what in float cures it.
-`scripts/runtime_forms.py` makes the table, and a test compares it. Plans and `check` read it, alike on every
+`runtime_forms.json` has the release of each target's runtime and what it says: of operators between two
+products in ONNX Runtime and OpenVINO, next to the simulation, and what in float cures them; of operators in 8
+and in 16 bits in the HTP's emulation; of attributes, outputs and types in TensorRT's parser.
+`scripts/runtime_forms.py` makes the table, and tests compare it. Plans and `check` read it, alike on every
 machine.
 """
 
@@ -34,59 +35,82 @@ OTHER = "other"
 REFUSES = "refuses"
 """Word for a runtime that does not open a form, or ends the process."""
 
+LAST = 99
+"""Opset that stands for those that do not exist yet."""
+
+CURES = ((), ("tried",), ("product2",), ("product0",), ("product0", "product2"))
+"""Nodes that may stay in float to cure a form, the cheapest first; none for a form without a cure."""
+
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 _DEFAULTS = {"pads": 0, "strides": 1, "dilations": 1}
 """Numbers of lists that are the default; a float has its default in its schema."""
 
 
-class SessionForm(NamedTuple):
+class RuntimeForm(NamedTuple):
     """A form of an operator that a runtime computes otherwise, or refuses.
 
     Attributes:
         op: the operator.
+        says: what the runtime makes of it.
         attributes: those that matter, with their values or OTHER.
+        dtype: name of the element type of the first input; empty for any.
+        output: position of an output that is asked for; 0 for none.
+        missing: position of an input that is left out; 0 for none.
+        bits: of the pairs around it; 0 for any.
+        rank: axes of its input; 0 for any.
         opsets: least and largest opset.
-        between: operator of the product in front.
+        between: operator of the product in front; empty for any.
         reducer: operator that makes the second input of the first one; empty for none.
         signed: whether only numbers of both signs are computed otherwise.
         cure: what in float cures it: "tried" is the operator, "product0" the product in front, "product2" the
             one behind.
-        says: what the runtime makes of it.
+        words: the runtime's own, if it refuses.
     """
 
     op: str
-    attributes: Mapping[str, Any]
-    opsets: Sequence[int]
-    between: str
-    reducer: str
-    signed: bool
-    cure: Sequence[str]
-    says: str
+    says: str = ""
+    attributes: Mapping[str, Any] = {}
+    dtype: str = ""
+    output: int = 0
+    missing: int = 0
+    bits: int = 0
+    rank: int = 0
+    opsets: Sequence[int] = (1, LAST)
+    between: str = ""
+    reducer: str = ""
+    signed: bool = False
+    cure: Sequence[str] = ()
+    words: str = ""
 
 
 class FoundForm(NamedTuple):
     """A place of a model with such a form, the input that it computes with, and its cure in float."""
 
     node: Node
-    form: SessionForm
+    form: RuntimeForm
     data: Tensor
     cure: Sequence[Node]
 
 
 @cache
-def read_table() -> Mapping[str, tuple[str, tuple[SessionForm, ...]]]:
+def read_table() -> Mapping[str, tuple[str, tuple[RuntimeForm, ...]]]:
     """Return the name with the release, and the forms, by target."""
     content = json.loads(TABLE_FILE.read_text(encoding="utf-8"))
     return {
-        target: (part["release"], tuple(SessionForm(**row) for row in part["forms"]))
+        target: (part["release"], tuple(RuntimeForm(**row) for row in part["forms"]))
         for target, part in content.items()
     }
 
 
+def forms_by_operator(target: str) -> Mapping[str, list[RuntimeForm]]:
+    """Return the forms of a target by operator."""
+    _, forms = read_table().get(target, ("", ()))
+    return {op: [form for form in forms if form.op == op] for op in {form.op for form in forms}}
+
+
 def find_forms(nodes: Iterable[Node], opset: int, target: str) -> Iterator[FoundForm]:
     """Yield the places among `nodes`, of a float model or a quantized one, with a form of the table."""
-    _, forms = read_table().get(target, ("", ()))
-    by_op = {op: [form for form in forms if form.op == op] for op in {form.op for form in forms}}
+    by_op = forms_by_operator(target)
     for node in nodes:
         for form in by_op.get(node.op, ()):
             found = _match(node, form) if form.opsets[0] <= opset <= form.opsets[1] else None
@@ -134,7 +158,7 @@ def _describe(found: FoundForm, target: str) -> str:
     return f"{release} refuses {what}" if refuses else f"{release} computes {what} otherwise than they mean"
 
 
-def _match(node: Node, form: SessionForm) -> FoundForm | None:
+def _match(node: Node, form: RuntimeForm) -> FoundForm | None:
     """Return `form` at `node` with its cure; None if the node has another form."""
     if not all(_has(node, *one) for one in form.attributes.items()):
         return None
