@@ -12,7 +12,7 @@ import typer
 from onnxfq.choices import DEFAULT_TARGET
 from onnxfq.cli.build_options import BuildChoice, GpuOption, note_gpus
 from onnxfq.cli.console import PrintingAll
-from onnxfq.cli.option import BUILDING, flag, option, refuse
+from onnxfq.cli.option import BUILDING, PRINTED, flag, option, refuse
 from onnxfq.cli.options import ModelArgument
 from onnxfq.errors import OnnxfqError
 
@@ -39,6 +39,27 @@ _AGAINST = option(
 )
 
 
+def _explain(code: str | None) -> None:
+    """Print the text of a rule, and end."""
+    if code is not None:
+        from onnxfq.tools.explain_rules import explain_rule
+
+        typer.echo(explain_rule(code))
+        raise typer.Exit
+
+
+_EXPLAIN = option(
+    "CODE",
+    "Print what a rule looks for and why.",
+    panel=PRINTED,
+    kind="rules",
+    callback=_explain,
+    is_eager=True,
+)
+_IGNORE = option("CODE", "Leave out the findings of this rule (repeatable).", "--ignore", kind="rules")
+_GITHUB = flag("Also print findings as annotations of GitHub Actions.", "--github", panel=PRINTED)
+
+
 def check(
     model: ModelArgument,
     target: Annotated[str | None, _TARGET] = None,
@@ -49,13 +70,18 @@ def check(
     against: Annotated[Literal["half"] | None, _AGAINST] = None,
     layers: Annotated[Path | None, _LAYERS] = None,
     profile: Annotated[Path | None, _PROFILE] = None,
+    ignore: Annotated[list[str] | None, _IGNORE] = None,
+    github: Annotated[bool, _GITHUB] = False,
+    explain: Annotated[str | None, _EXPLAIN] = None,
     printer: PrintingAll,
 ) -> None:
-    """Exits with 1 if the model breaks a rule of its target."""
+    """Exits with 1 if the model breaks a rule of its target. Findings begin with the code of their rule."""
     from onnxfq.support.progress import show_progress
     from onnxfq.tools.check import check as check_model
+    from onnxfq.tools.explain_rules import check_codes
 
     building.check()
+    check_codes(ignore or [])
     refuse(profile is not None and layers is None, "--profile needs --layers of the same engine; add it")
     refuse(building.build and layers is not None, "--build and --layers exclude each other; give one")
     refuse(against and not building.build, "--against needs --build; add it")
@@ -73,8 +99,11 @@ def check(
             profile=profile,
             gpus=gpu or (),
         )
+    result = result.without(ignore or [])
     printer.say(f"target     {result.target}")
     printer.show(result)
+    for line in result.annotations() if github else ():
+        printer.say(line)
     if not result.passed:
         if layers is None and not printer.silent and (cure := _find_cure(model, result.target)):
             printer.say(f"cure       onnxfq {cure} -o OUT.onnx")

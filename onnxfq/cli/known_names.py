@@ -52,6 +52,12 @@ def _list_gpus() -> Iterable[str]:
     return CAPABILITIES
 
 
+def _list_rules() -> Iterable[str]:
+    from onnxfq.tools.explain_rules import list_rules
+
+    return list_rules()
+
+
 def _list_targets(part: str) -> Callable[[], Iterable[str]]:
     def listed() -> Iterable[str]:
         from onnxfq.targets.target import collect_parts
@@ -69,6 +75,7 @@ NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "runtimes": _list_runtimes,
     "recipes": _list_recipes,
     "gpus": _list_gpus,
+    "rules": _list_rules,
     "value_runtimes": lambda: ["onnxruntime", *_list_targets("values")()],
     "checked_targets": _list_targets("check"),
     "conversion_targets": _list_targets("conversion"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 from typing import Literal
 
 from onnxfq.documents.engine_listing import EngineListing
@@ -82,6 +83,7 @@ class CheckResult(PrintedRecord):
         engine: precision of each expected low-precision node in the engines.
         listing: layers and times of an engine that was built elsewhere; None without its files.
         against: the engines beside those of the same graph without pairs; empty if these were not built.
+        ignored: findings that were not asked for.
     """
 
     source: str
@@ -92,6 +94,27 @@ class CheckResult(PrintedRecord):
     engine: tuple[EngineNode, ...] = ()
     listing: EngineListing | None = None
     against: tuple[EngineComparison, ...] = ()
+    ignored: tuple[Finding, ...] = ()
+
+    def without(self, codes: Collection[str]) -> CheckResult:
+        """Return the result without the findings of some rules, which are kept apart."""
+        kept = tuple(one for one in self.findings if one.rule not in codes)
+        left = tuple(one for one in self.findings if one.rule in codes)
+        return self.model_copy(update={"findings": kept, "ignored": (*self.ignored, *left)})
+
+    def annotations(self) -> list[str]:
+        """Return the findings as workflow commands of GitHub Actions, which annotate the model's file."""
+
+        def escape(text: str) -> str:
+            return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+        place = escape(self.source).replace(":", "%3A").replace(",", "%2C")
+        lines = []
+        for found in self.findings:
+            kind = "warning" if found.severity == "warning" else "error"
+            text = escape(f"{found.op_type} {found.node!r}: {found.message}")
+            lines.append(f"::{kind} file={place},title={found.rule}::{text}")
+        return lines
 
     @property
     def passed(self) -> bool:
@@ -114,6 +137,10 @@ class CheckResult(PrintedRecord):
         )
         lines += [] if self.listing is None else self.listing.lines()
         lines.append(f"findings   {', '.join(words) or 'none'}")
+        rules = Counter(finding.rule for finding in self.ignored)
+        lines += (
+            [f"ignored    {', '.join(f'{count} {rule}' for rule, count in rules.items())}"] if rules else []
+        )
         lines += [line for compared in self.against for line in compared.lines()]
         return "\n".join(lines)
 

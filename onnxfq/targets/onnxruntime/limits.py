@@ -20,6 +20,7 @@ def copies(node: Node) -> bool:
 
 
 def _explain_activation(product: Product) -> str:
+    """Refuse uint8 activations with several scales: the fused kernels take one, and the session fails."""
     if product.is_weight or product.numbers != "uint8" or product.scales == "one" or product.op in _NOT_FUSED:
         return ""
     return (
@@ -29,6 +30,7 @@ def _explain_activation(product: Product) -> str:
 
 
 def _explain_stack(product: Product) -> str:
+    """Refuse stacked weights of a MatMul with several scales, for which the fused kernel fails."""
     stacked = product.op == "MatMul" and product.is_weight and len(product.kernel or ()) > 2
     fused = stacked and not product.weight_only and product.scales != "one"
     return f"{STACKS}; use granularity: per_tensor, or run it at ORT_ENABLE_BASIC" if fused else ""

@@ -33,12 +33,14 @@ _BRIDGES = ONE_SCALE | {"AveragePool"}
 
 
 def _explain_activation(product: Product) -> str:
+    """Report activations of other than 8 bits: OpenVINO multiplies them in float."""
     if product.is_weight or product.numbers in ("int8", "uint8"):
         return ""
     return f"OpenVINO multiplies activations of 8 bits only, not {product.numbers}; use uint8 or int8"
 
 
 def _explain_signed(product: Product) -> str:
+    """Report int8 activations of a Conv with a zero point, which OpenVINO multiplies in float."""
     if product.is_weight or product.op != "Conv" or product.numbers != "int8" or product.zeros == "none":
         return ""
     return "OpenVINO multiplies int8 with a zero point in float; use uint8, or symmetric: true"
@@ -58,6 +60,7 @@ def _explain_zero_point(product: Product) -> str:
 
 
 def _explain_scales(product: Product) -> str:
+    """Report activations with several scales: OpenVINO takes one, or one by channel of a depthwise kernel."""
     by_channel = bool(product.depthwise) and product.axis == 1
     if product.is_weight or product.scales == "one" or (by_channel and product.scales == "several"):
         return ""
@@ -65,6 +68,7 @@ def _explain_scales(product: Product) -> str:
 
 
 def _explain_channels(product: Product) -> str:
+    """Report zero points by channel of a depthwise kernel with more outputs, which OpenVINO mixes up."""
     if product.zeros != "several" or not product.depthwise or product.depthwise[0] == product.groups:
         return ""
     return (
@@ -74,6 +78,7 @@ def _explain_channels(product: Product) -> str:
 
 
 def _explain_weight(product: Product) -> str:
+    """Report weights of other than symmetric int8, or of weight-only products of other than 4 and 8 bits."""
     if not product.is_weight or not product.multiplies:  # a constant operand has the format of activations
         return ""
     if product.weight_only:
@@ -103,6 +108,7 @@ ALONE = needs_both("OpenVINO", "weight-only")
 
 
 def _explain_float(product: Product) -> str:
+    """Report grouped ConvTranspose, for which OpenVINO has no kernel of 8 bits."""
     grouped = product.op == "ConvTranspose" and product.groups > 1
     return "OpenVINO multiplies a ConvTranspose of groups in float" if grouped else ""
 

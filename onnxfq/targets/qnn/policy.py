@@ -32,6 +32,7 @@ def _is_weight(product: Product) -> bool:
 
 
 def _explain_weight(product: Product) -> str:
+    """Report weights that QNN does not take: it wants symmetric int8 or int4, without blocks."""
     if not _is_weight(product):
         return ""
     if product.numbers not in ("int8", "int4") or product.zeros != "none":
@@ -41,6 +42,7 @@ def _explain_weight(product: Product) -> str:
 
 
 def _explain_activation(product: Product) -> str:
+    """Report activations that QNN does not take: it wants uint8 or uint16 with one scale."""
     if _is_weight(product):
         return ""
     if product.numbers not in ("uint8", "uint16"):
@@ -57,6 +59,7 @@ LIMITS = (
 
 
 def _explain_groups(product: Product) -> str:
+    """Report weights of a grouped ConvTranspose with several scales, with which QNN computes other values."""
     if (
         product.op != "ConvTranspose"
         or product.groups == 1

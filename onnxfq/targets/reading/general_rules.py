@@ -36,6 +36,7 @@ def refuse_simulated(runtime: str) -> Rule:
     """Return the rule that refuses operators of onnxfq and of the model itself for a runtime without them."""
 
     def rule(reading: CheckContext) -> Iterator[Finding]:
+        """Refuse operators that the runtime lacks: fake quantizers, and functions of the model."""
         local = {(one.domain, one.name) for one in reading.proto.functions}
         for site in reading.sites:
             if site.op in FAKE_QUANTIZE_OPS or (site.node.domain, site.op) in local:

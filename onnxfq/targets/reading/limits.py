@@ -168,6 +168,10 @@ def refuse(runtime: str, *limits: TargetLimit) -> Callable[[Placement, Operands]
     return refuses
 
 
+NEEDS_BOTH = "Report convolutions of which the weight alone is quantized: they are multiplied in float."
+"""Text of such a rule."""
+
+
 def needs_both(runtime: str, rule: str) -> TargetLimit:
     """Return the limit of a runtime that multiplies a quantized weight with floats in products alone."""
 

@@ -128,6 +128,7 @@ def _unsaid(
 
 
 def _lost(nodes: list[EngineNode]) -> Finding:
+    """Return the finding of a node that the runtime runs in another precision than its pairs promise."""
     first = nodes[0]
     seen = ", ".join(f"{node.verdict} on {node.device}" for node in nodes)
     why = first.why or "leave the node in float, or look at what is fused with it"

@@ -135,6 +135,7 @@ def check_forms(target: str) -> Rule:
     """Return the rule of `check` about the forms of a target whose cure is quantized."""
 
     def rule(reading: CheckContext) -> Iterator[Finding]:
+        """Report operators between pairs in a form that the runtime, asked, refuses or computes otherwise."""
         sites = [site for site in reading.sites if site.node.domain in STANDARD_DOMAINS]
         for found in find_forms(sites, reading.index.opset, target):
             pair = quantizer(found.data.inputs[0]) if found.form.signed else None

@@ -55,6 +55,7 @@ ONE_PER_TENSOR = "TensorRT takes one scale of an activation; use granularity: pe
 
 
 def _explain_types(product: Product) -> str:
+    """Refuse products of two number formats: TensorRT multiplies tensors of one type."""
     own, others = product.numbers, product.others
     if product.op not in CONVOLUTIONS or own != "int4":
         others = others & BOTH_SIDES - {own} if own in BOTH_SIDES and not product.is_weight else frozenset()
@@ -77,6 +78,7 @@ def _explain_window(product: Product) -> str:
 
 
 def _explain_expanded(product: Product) -> str:
+    """Report blocked weights of 8 bits whose product has a float operand: TensorRT expands them first."""
     blocked = product.scales == "blocks" and product.op not in CONVOLUTIONS
     if not product.weight_only or not blocked or product.numbers not in BOTH_SIDES:
         return ""

@@ -102,6 +102,7 @@ def quantized_constants(reading: CheckContext) -> Iterator[Finding]:
 
 
 def _make_constant_finding(site: NodeSite, name: str, code: int, verb: str) -> Finding:
+    """Refuse a quantized constant that anything but a DequantizeLinear reads."""
     message = (
         f"{verb} the {type_name(code)} constant {name!r}, and TensorRT takes quantized constants in front of "
         "a DequantizeLinear only; move the operator behind it, or use `onnxfq convert`"
@@ -139,6 +140,7 @@ def int8_operators(reading: CheckContext) -> Iterator[Finding]:
 
 
 def _make_type_finding(site: NodeSite, tensor: str, code: int) -> Finding:
+    """Refuse tensors of types that TensorRT lacks."""
     message = f"{tensor!r} is in {type_name(code)}, a type that TensorRT lacks; use {_MISSING[code]}"
     return make_finding("tensor-type", "refused", site, message, tensor)
 

@@ -38,6 +38,7 @@ def _is_joined(operand: QuantizedOperand) -> bool:
 
 
 def _make_side_finding(promised: ExpectedPrecision, operand: QuantizedOperand) -> Finding:
+    """Report products with one float operand, and why its pair is none: they run in float."""
     stop, lost = operand.stopped_at, operand.lost
     if stop is None or lost is None:
         message = f"its input {operand.tensor!r} is float and the other one is quantized: it runs in float; "
