@@ -5,9 +5,12 @@ The rules come from networks of one operator, run by OpenVINO 2026.4.1 and by ON
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
@@ -27,7 +30,9 @@ from onnxfq.targets.reading.session_forms import check_forms
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 _NOT_NEGATIVE = {op for op, (low, _) in KNOWN_RANGES.items() if low == 0} | {"Relu", "Abs", "Exp", "Sqrt"}
-_LACKED = frozenset({"QGemm", "QLinearGlobalAveragePool"})
+_PAIRS = "export the model with pairs (quant_format QDQ)"
+_FLOAT = frozenset({"ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger"})
+_BELOW, _BEYOND = "below 0", "beyond its range"
 UNITS: Units = {
     **{op: slots.inputs for op, slots in OPERATORS.items() if slots.inputs != "all"},
     **{"AveragePool": (0,), "Concat": ()},
@@ -95,14 +100,72 @@ def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("stacked-weight", "wrong", promised.site, message, operand.tensor)
 
 
+def _lack_channels(site: NodeSite) -> str | None:
+    scale = site.index.value(site.input(4))
+    return " with a scale for each channel" if scale is not None and scale.size > 1 else None
+
+
+_LACKED: dict[str, Callable[[NodeSite], str | None]] = {
+    **dict.fromkeys(("QGemm", "QLinearGlobalAveragePool"), lambda site: ""),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul"), _lack_channels),
+    "QLinearLeakyRelu": lambda site: None if "alpha" in site.attrs else " without alpha",
+}
+"""Operator -> in which form OpenVINO refuses a node of it; None for one that it reads."""
+
+
+def _wrap_shifted(site: NodeSite) -> str:
+    """Return what is wrapped where numbers of uint8 less their zero point are computed with."""
+    zero = site.index.value(site.input(2))
+    return _BELOW if zero is not None and zero.dtype == np.uint8 and zero.any() else ""
+
+
+def _wrap_joined(site: NodeSite, join: Callable[..., NDArray[Any]]) -> str:
+    """Return which numbers lie outside of the range of the result; those of a Relu lie below 0."""
+    count = len(site.node.input)
+    slots, result = (range(2, count, 3), 0) if site.op == "QLinearConcat" else ((0, 3), count - 2)
+    operands = [_reals(site, slot + 1, site.index.value(site.input(slot))) for slot in slots]
+    range_ = _reals(site, result)
+    if range_ is None or any(one is None for one in operands):
+        return ""
+    ends, (low, high) = join(operands), range_
+    step = (high - low) / 255
+    below, above = np.any(ends < low - step), np.any(ends > high + step)
+    return _BELOW if below and low == 0 else _BEYOND if below or above else ""
+
+
+def _reals(site: NodeSite, slot: int, stored: NDArray[Any] | None = None) -> tuple[float, float] | None:
+    """Return the ends of the real numbers whose scale and zero point stand at `slot`; None if unknown."""
+    scale, zero = (site.index.value(site.input(at)) for at in (slot, slot + 1))
+    zero = np.zeros((), np.uint8) if zero is None else zero
+    if scale is None or scale.size != 1 or zero.size != 1 or zero.dtype not in (np.int8, np.uint8):
+        return None
+    limits = np.iinfo(zero.dtype)
+    numbers = np.array([limits.min, limits.max]) if stored is None or not stored.size else stored
+    reals = (numbers - float(zero.item())) * float(scale.item())
+    return float(reals.min()), float(reals.max())
+
+
+_WRAPPED: dict[str, Callable[[NodeSite], str]] = {
+    **dict.fromkeys(("QLinearAveragePool", "QLinearLeakyRelu"), _wrap_shifted),
+    "QLinearAdd": partial(_wrap_joined, join=lambda ends: np.add.outer(*ends)),
+    "QLinearConcat": partial(_wrap_joined, join=np.array),
+    "QLinearMul": partial(_wrap_joined, join=lambda ends: np.multiply.outer(*ends)),
+}
+"""Operator -> which numbers OpenVINO wraps around, where ONNX Runtime clips them; empty for none."""
+
+
 def integer_operators(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse operators of ONNX Runtime on integers that OpenVINO does not read."""
+    """Report operators on integers that OpenVINO lacks, runs in float or computes otherwise."""
     for site in reading.sites:
-        scale = reading.index.value(site.input(4)) if site.op == "QLinearConv" else None
-        if site.op in _LACKED or (scale is not None and scale.size > 1):
-            form = "" if scale is None else " with a scale for each channel"
-            message = f"OpenVINO reads no {site.op}{form}; export the model with pairs (quant_format QDQ)"
-            yield make_finding("operator", "refused", site, message)
+        form = _LACKED[site.op](site) if site.op in _LACKED else None
+        wrapped = _WRAPPED[site.op](site) if site.op in _WRAPPED else ""
+        if form is not None:
+            yield make_finding("operator", "refused", site, f"OpenVINO reads no {site.op}{form}; {_PAIRS}")
+        elif site.op in _FLOAT or (site.op == "QLinearMatMul" and reading.index.value(site.input(3)) is None):
+            yield make_finding("operator", "float", site, f"OpenVINO multiplies it in float; {_PAIRS}")
+        elif wrapped:
+            message = f"OpenVINO wraps numbers {wrapped} around, where ONNX Runtime clips them; {_PAIRS}"
+            yield make_finding("wrapped", "wrong" if wrapped == _BELOW else "warning", site, message)
 
 
 RULES: tuple[Rule, ...] = (
