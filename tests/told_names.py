@@ -1,7 +1,7 @@
-"""Names in what commands print: a model with marked names, and the words of a text that name nothing in it.
+"""Names in what commands print: which of them no file has, and a model with marks in place of its names.
 
-Every node and tensor of the model has a mark of its own as its name. A word around a mark that is no name of
-a file was invented, and so is the name of an operator with a number, where the file has no names of nodes.
+A word that goes on behind a name of a file was invented, unless it is a name itself. Marks show more: a word
+around one is a name, and without names of nodes an operator with a number is invented.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from onnx import helper
 
 MARK = r"Q[0-9a-f]{8}Q"
 WORD = re.compile(rf"[^\s'\"`,;()\[\]{{}}<>=|]*{MARK}[^\s'\"`,;()\[\]{{}}<>=|]*")
+SEPARATOR = re.compile(r"[\s'\"`,;()\[\]{}<>=|]+")
 NUMBERED = re.compile(r"(?<![\w/.-])(?:[A-Z][a-z0-9]+)+_\d+\b")
 TYPES = re.compile(r"(?:type|type is|element type|data type|elem_type) \d+\b")
 
@@ -60,6 +61,15 @@ def list_names(proto: onnx.ModelProto) -> set[str]:
             names |= {node.name, *node.input, *node.output}
         names |= {one.name for one in (*graph.initializer, *graph.input, *graph.output)}
     return names
+
+
+def derived_names(text: str, known: set[str]) -> list[str]:
+    """Return the words of a text that go on behind a name in `known` and are no name in it."""
+    words = {word.strip("'.,:;") for word in SEPARATOR.split(text) if "/" in word}
+    starts = (word.rpartition("/")[0] for word in words)
+    return sorted(
+        word for word, start in zip(words, starts, strict=True) if word not in known and start in known
+    )
 
 
 def invented_names(text: str, known: set[str]) -> list[str]:

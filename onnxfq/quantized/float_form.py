@@ -22,7 +22,7 @@ from onnx import helper, numpy_helper
 from onnxfq.errors import ModelError, OnnxfqError, join_lines, nearest
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import bodies, list_graphs, replace_nodes
+from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.steps import evaluate_node
 from onnxfq.graph.ops import (
@@ -106,6 +106,8 @@ class Unfolding(SourceGraph):
         self.numbers: dict[str, NumberGrid] = {}
         # Ranks of float tensors that operators with their channels last need.
         self.ranks: dict[str, int] = {}
+        # Weights in place of constants of integers, by these.
+        self.stored: dict[str, str] = {}
         self._bounds: dict[str, Bounds] = {}
         self._clips: dict[ValueLimit, str] = {}
         # Pairs that left a limit.
@@ -135,7 +137,17 @@ class Unfolding(SourceGraph):
         remove_unread(self.form.proto, graphs, lambda n: not self.passed.isdisjoint(n.output))
         for graph in graphs:  # tensors of quantized numbers have become float
             del graph.value_info[:]
+        self._rename_weights()
         return self.form
+
+    def _rename_weights(self) -> None:
+        """Give weights the names of the integers that they stand for, where nothing reads these any more."""
+        taken = GraphIndex.of_model(self.form.proto).names
+        names = {made: given for given, made in self.stored.items() if given not in taken}
+        for tensor in self.graph.initializer:
+            tensor.name = names.get(tensor.name, tensor.name)
+        rename_tensors(list_nodes(self.graph), names, made=False)
+        self.form.grids = {names.get(name, name): grid for name, grid in self.form.grids.items()}
 
     def _unfold(self, graph: onnx.GraphProto) -> None:
         """Convert the nodes of the main graph or of a body, in place."""
@@ -327,6 +339,11 @@ class Unfolding(SourceGraph):
         output = node.output[0]
         return self.names.claim(f"{output}/real") if output in self.outputs else output
 
+    def stored_weight(self, name: str, grid: StoredGrid, kind: Any) -> str:
+        """Add the constant of `grid` for the integers `name`, and return its name until all are read."""
+        self.stored[name] = self.weight(f"{name}/weight", grid, kind)
+        return self.stored[name]
+
     def weight(self, name: str, grid: StoredGrid, kind: Any = np.float32) -> str:
         """Add the constant of `grid`, remember the grid, and return the name."""
         constant = self.constant(name, grid.values, kind)
@@ -374,7 +391,7 @@ class Unfolding(SourceGraph):
         if stored is not None:
             scale, zero = self.parameters(node, operand)
             scale, zero = (values.reshape(-1) if np.size(values) > 1 else values for values in (scale, zero))
-            return self.weight(f"{name}/weight", grid_of(stored, scale, zero, axis), scale.dtype)
+            return self.stored_weight(name, grid_of(stored, scale, zero, axis), scale.dtype)
         return self.read_computed(name, self.grid(node, operand))
 
     def read_computed(self, name: str, grid: NumberGrid) -> str:

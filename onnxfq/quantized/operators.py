@@ -215,7 +215,7 @@ def _matmul_nbits(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     stored = read_nbits(node, unfolding.array)
     inputs = [
         unfolding.name(node.input[0]),
-        unfolding.weight(f"{node.input[1]}/weight", stored.grid.transpose(), stored.scale.dtype),
+        unfolding.stored_weight(node.input[1], stored.grid.transpose(), stored.scale.dtype),
     ]
     _product(unfolding, node, inputs, input_name(node, 5))
     unfolding.form.inputs[node.name] = {1}
