@@ -51,6 +51,9 @@ from onnxfq.quantized.source_graph import SourceGraph
 
 # The data movement through which onnxruntime's quantizer passes dequantized numbers: it keeps their range.
 _MOVES = MOVES | SPLITS | {"MaxPool"}
+WEIGHT = "/weight"
+"""What a weight has behind the name of its integers, until all are read."""
+
 _SAME_RANK = frozenset({"Add", "Clip", "Concat", "LeakyRelu", "Mul", "Relu", "Sigmoid"})
 
 
@@ -106,8 +109,6 @@ class Unfolding(SourceGraph):
         self.numbers: dict[str, NumberGrid] = {}
         # Ranks of float tensors that operators with their channels last need.
         self.ranks: dict[str, int] = {}
-        # Weights in place of constants of integers, by these.
-        self.stored: dict[str, str] = {}
         self._bounds: dict[str, Bounds] = {}
         self._clips: dict[ValueLimit, str] = {}
         # Pairs that left a limit.
@@ -143,7 +144,8 @@ class Unfolding(SourceGraph):
     def _rename_weights(self) -> None:
         """Give weights the names of the integers that they stand for, where nothing reads these any more."""
         taken = GraphIndex.of_model(self.form.proto).names
-        names = {made: given for given, made in self.stored.items() if given not in taken}
+        names = {name: name.removesuffix(WEIGHT) for name in self.form.grids if name.endswith(WEIGHT)}
+        names = {name: given for name, given in names.items() if given not in taken}
         for tensor in self.graph.initializer:
             tensor.name = names.get(tensor.name, tensor.name)
         rename_tensors(list_nodes(self.graph), names, made=False)
@@ -339,11 +341,6 @@ class Unfolding(SourceGraph):
         output = node.output[0]
         return self.names.claim(f"{output}/real") if output in self.outputs else output
 
-    def stored_weight(self, name: str, grid: StoredGrid, kind: Any) -> str:
-        """Add the constant of `grid` for the integers `name`, and return its name until all are read."""
-        self.stored[name] = self.weight(f"{name}/weight", grid, kind)
-        return self.stored[name]
-
     def weight(self, name: str, grid: StoredGrid, kind: Any = np.float32) -> str:
         """Add the constant of `grid`, remember the grid, and return the name."""
         constant = self.constant(name, grid.values, kind)
@@ -391,7 +388,7 @@ class Unfolding(SourceGraph):
         if stored is not None:
             scale, zero = self.parameters(node, operand)
             scale, zero = (values.reshape(-1) if np.size(values) > 1 else values for values in (scale, zero))
-            return self.stored_weight(name, grid_of(stored, scale, zero, axis), scale.dtype)
+            return self.weight(f"{name}{WEIGHT}", grid_of(stored, scale, zero, axis), scale.dtype)
         return self.read_computed(name, self.grid(node, operand))
 
     def read_computed(self, name: str, grid: NumberGrid) -> str:
