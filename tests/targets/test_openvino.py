@@ -372,12 +372,13 @@ def test_wide_pairs_are_taken_out(dtype: type) -> None:
 
 
 @pytest.mark.parametrize(
-    "maker", ["Neg (x)", "Relu (x)", "Sigmoid (x)", "Clip (x, low)", "Exp (x)", "Clip (x)"]
+    "maker", ["Neg (x)", "Relu (x)", "Sigmoid (x)", "Clip (x, low)", "Exp (x)", "Clip (x)", "Add (e, one)"]
 )
 def test_wide_pairs_that_are_a_relu(maker: str) -> None:
     """A pair from 0 on is wrong where its operator has numbers below 0, which OpenVINO does not clip."""
-    text = f"c = {maker} r = Identity (c) {pair('r', 'd')} y = Neg (d)"
+    text = f"e = Erf (x) c = {maker} r = Identity (c) {pair('r', 'd')} y = Neg (d)"
     given = {"s": np.float32(1 / 1024), "z": np.uint16(0), "low": np.float32(0)}
+    given |= {"one": np.float32(1)} if "one" in maker else {}
     model = build(f"g (float[1, 8] x) => (float[1, 8] y) {{ {text} }}", given, opset=21, ir=10)
     feed = {"x": np.linspace(-2, 2, 8, dtype=np.float32).reshape(1, 8)}
     ours, theirs = Session(model, 1, exact=True).run(feed)[0], open_model(model, 1)(feed)["y"]

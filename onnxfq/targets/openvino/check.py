@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
-from onnxfq.graph.ops import MOVES
+from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
+from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.openvino.build import build_model
 from onnxfq.targets.openvino.operators import OPERATORS
@@ -23,13 +23,12 @@ from onnxfq.targets.openvino.policy import ALONE, FLOAT, LIMITS, STACKS, ZERO_PO
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
-from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.session_forms import check_forms
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
-_NOT_NEGATIVE = {op for op, (low, _) in KNOWN_RANGES.items() if low == 0} | {"Relu", "Abs", "Exp", "Sqrt"}
 _PAIRS = "export the model with pairs (quant_format QDQ)"
 _FLOAT = frozenset({"ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger"})
 _BELOW, _BEYOND = "below 0", "beyond its range"
@@ -51,7 +50,8 @@ def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
             continue
         lowest = np.iinfo(np.uint16 if q.qtype == TensorProto.UINT16 else np.int16).min
         begins = np.all((0 if q.zero_point is None else q.zero_point) == lowest)
-        clips = begins and not _is_positive(q.site.index.maker(q.data))
+        step = 0.0 if q.scale is None else float(np.max(q.scale))
+        clips = begins and _bounds(q.site.index, q.data)[0] < -step
         what = "numbers below 0" if clips else "numbers beyond its range"
         message = (
             f"its pair on {q.data!r} is {q.type_name}, which OpenVINO takes out without clipping {what}; "
@@ -60,14 +60,15 @@ def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
         yield make_finding("wide-pair", "wrong" if clips else "warning", q.site, message, q.data)
 
 
-def _is_positive(maker: NodeSite | None) -> bool:
-    """Tell whether an operator has no result below 0."""
-    while maker is not None and maker.op in MOVES:
-        maker = maker.index.maker(maker.input(0))
-    if maker is None or maker.op in _NOT_NEGATIVE:
-        return maker is not None
-    least = maker.index.value(maker.input(1)) if maker.op == "Clip" else None
-    return least is not None and bool(np.all(least >= 0))
+def _bounds(index: SiteIndex, tensor: str, depth: int = 8) -> Bounds:
+    """Return the bounds of a tensor that follow from the operators in front of it, over pairs."""
+    value, maker = index.value(tensor), index.maker(tensor)
+    if value is not None and value.size:
+        return float(value.min()), float(value.max())
+    if maker is None or not depth:
+        return UNKNOWN
+    given = [_bounds(index, name, depth - 1) if name else UNKNOWN for name in maker.node.input]
+    return given[0] if maker.op in QDQ_OPS else bounds_of(maker.node, given)
 
 
 def shared_zero_points(reading: CheckContext) -> Iterator[Finding]:
