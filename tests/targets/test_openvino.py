@@ -387,6 +387,22 @@ def test_wide_pairs_that_are_a_relu(maker: str) -> None:
     assert (found.severity == "wrong") == (np.abs(ours - theirs).max() > 0.1)
 
 
+@pytest.mark.parametrize("shape", [(1,), (4,), (8, 1), (1, 8, 4)], ids=str)
+@pytest.mark.parametrize("op", ["Add", "Mul", "Sub"])
+def test_pairs_on_constants_in_floats(op: str, shape: tuple[int, ...]) -> None:
+    """OpenVINO fails at some of them, and the rule refuses these alone."""
+    text = f"{pair('x', 'd')} {pair('k', 'e')} y = {op} (d, e)"
+    given = {"s": np.float32(0.1), "z": np.uint8(120), "k": np.ones(shape, np.float32)}
+    model = build(f"g (float[1, 8, 4] x) => (float[1, 8, 4] y) {{ {text} }}", given)
+    found = [one.rule for one in onnxfq.check(model, "openvino").findings if one.severity == "refused"]
+    try:
+        open_model(model, 1)
+    except RuntimeLibraryError:
+        assert found == ["rounded-constant"]
+    else:
+        assert not found
+
+
 INTEGER_OPERATORS = {
     "QLinearAdd (q, s, z, q, s, z, t, u)": "wrapped",
     "QLinearAdd (q, s, z, q, s, z, t, v)": "",

@@ -101,6 +101,30 @@ def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("stacked-weight", "wrong", promised.site, message, operand.tensor)
 
 
+def rounded_constants(reading: CheckContext) -> Iterator[Finding]:
+    """Refuse a pair on a constant in floats beside another pair, unless it varies by channel alone.
+
+    OpenVINO 2026.4.1 fails in MultiplyPartialTransformation.
+    """
+    index = reading.index
+    for q in reading.quantizers:
+        value = index.value(q.data) if q.quantizes else None
+        if value is None or value.size < 2:
+            continue
+        readers = [one for pair in index.reading(q.site.node.output[0]) for one in pair.outputs[0].outputs]
+        for site in (one for one in readers if one.op in ("Add", "Mul")):
+            makers = [index.maker(name) for name in site.node.input]
+            shape = index.shape(site.node.output[0]) or value.shape
+            varying = [axis - value.ndim + len(shape) for axis, size in enumerate(value.shape) if size > 1]
+            paired = all(maker is not None and maker.op == "DequantizeLinear" for maker in makers)
+            if paired and (varying != [1] or len(shape) == 2):
+                message = (
+                    f"OpenVINO compiles no pair on the constant {q.data!r} in floats beside another pair; "
+                    "store its integers"
+                )
+                yield make_finding("rounded-constant", "refused", site, message, q.data)
+
+
 def _lack_channels(site: NodeSite) -> str | None:
     scale = site.index.value(site.input(4))
     return " with a scale for each channel" if scale is not None and scale.size > 1 else None
@@ -173,6 +197,7 @@ RULES: tuple[Rule, ...] = (
     refuse_simulated("OpenVINO"),
     check_quantized,
     integer_operators,
+    rounded_constants,
     wide_pairs,
     check_limits(*LIMITS, ZERO_POINT, ALONE, FLOAT),
     shared_zero_points,
