@@ -43,7 +43,7 @@ def mark_names(proto: onnx.ModelProto, nameless: bool = False) -> onnx.ModelProt
 
 
 def list_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graph and those of the bodies in it."""
+    """Yield the graph and its bodies."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -64,7 +64,7 @@ def list_names(proto: onnx.ModelProto) -> set[str]:
 
 
 def derived_names(text: str, known: set[str]) -> list[str]:
-    """Return the words of a text that go on behind a name in `known` and are no name in it."""
+    """Return the words of a text that begin with a name in `known` and are not in it."""
     words = {word.strip("'.,:;") for word in SEPARATOR.split(text) if "/" in word}
     starts = (word.rpartition("/")[0] for word in words)
     return sorted(

@@ -49,7 +49,7 @@ def kept_operators(
 def float_tensors(
     graph: gs.Graph, placements: Sequence[Placement], kept: dict[str, str], policy: TargetPolicy
 ) -> Iterator[Skipped]:
-    """Yield a reason for every float tensor without a placement, bodies included, but for ends of a Clip.
+    """Yield a reason for every float tensor without a placement, bodies included; ends of a Clip have none.
 
     Args:
         graph: the model.

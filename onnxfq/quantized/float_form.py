@@ -52,7 +52,7 @@ from onnxfq.quantized.source_graph import SourceGraph
 # The data movement through which onnxruntime's quantizer passes dequantized numbers: it keeps their range.
 _MOVES = MOVES | SPLITS | {"MaxPool"}
 WEIGHT = "/weight"
-"""What a weight has behind the name of its integers, until all are read."""
+"""End of the name of a weight, behind that of its integers, until all are read."""
 
 _SAME_RANK = frozenset({"Add", "Clip", "Concat", "LeakyRelu", "Mul", "Relu", "Sigmoid"})
 

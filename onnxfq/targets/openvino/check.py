@@ -102,7 +102,7 @@ def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
 
 
 def rounded_constants(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse a pair on a constant in floats beside another pair, unless it varies by channel alone.
+    """Refuse a pair on a constant in floats beside another pair; one that varies by channel is read.
 
     OpenVINO 2026.4.1 fails in MultiplyPartialTransformation.
     """
@@ -145,7 +145,7 @@ def _wrap_shifted(site: NodeSite) -> str:
 
 
 def _wrap_joined(site: NodeSite, join: Callable[..., NDArray[Any]]) -> str:
-    """Return which numbers lie outside of the range of the result; those of a Relu lie below 0."""
+    """Return the numbers outside of the range of the result: a Relu has them below 0."""
     count = len(site.node.input)
     slots, result = (range(2, count, 3), 0) if site.op == "QLinearConcat" else ((0, 3), count - 2)
     operands = [_reals(site, slot + 1, site.index.value(site.input(slot))) for slot in slots]
