@@ -52,7 +52,7 @@ from onnxfq.quantized.source_graph import SourceGraph
 # The data movement through which onnxruntime's quantizer passes dequantized numbers: it keeps their range.
 _MOVES = MOVES | SPLITS | {"MaxPool"}
 WEIGHT = "/weight"
-"""End of the name of a weight, behind that of its integers, until all are read."""
+"""Ending of the name of a weight while its integers are still in the graph."""
 
 _SAME_RANK = frozenset({"Add", "Clip", "Concat", "LeakyRelu", "Mul", "Relu", "Sigmoid"})
 

@@ -102,7 +102,7 @@ def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
 
 
 def rounded_constants(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse a pair on a constant in floats beside another pair; one that varies by channel is read.
+    """Refuse a pair on a constant in floats beside another pair, except constants by channel.
 
     OpenVINO 2026.4.1 fails in MultiplyPartialTransformation.
     """
