@@ -102,9 +102,9 @@ def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
 
 
 def rounded_constants(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse a pair on a constant in floats beside another pair, except constants by channel.
+    """Refuse a pair on a constant in floats next to another pair.
 
-    OpenVINO 2026.4.1 fails in MultiplyPartialTransformation.
+    OpenVINO 2026.4.1 fails in MultiplyPartialTransformation. It compiles constants by channel.
     """
     index = reading.index
     for q in reading.quantizers:
