@@ -166,22 +166,22 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2094,  # causes gain on other samples, another float model, norms between pairs; no room fell
     "documents": 1436,  # the count of low operators, from targets
     "execution": 1014,  # workers without the working folder on their path; no room fell
-    "graph": 4425,  # Reshapes to the same shape, domains without an import, endless functions; no room fell
+    "graph": 4425,  # products on integers of other tools have a table; no room fell
     "interchange": 1191,  # sizes and links of GenAI folders, texts as a stream; no room fell
     "judging": 1140,  # the count of the proof; no room fell
     "layers": 930,  # groups that nothing reads have names; no room fell
     "numerics": 1082,
     "passes": 1618,  # types of casts by ONNX's inference; no room fell
-    "placement": 1549,  # masks, sizes, a last Concat and bits of float32 apart; no room fell
-    "quantized": 1497,  # scales by channel become one range; no room fell
+    "placement": 1549,  # ends of a Clip are no kept tensors; no room fell
+    "quantized": 1497,  # weights keep the names of their integers; no room fell
     "quantizing": 354,
     "remedies": 1536,  # 16 bits for single sums and norms; no room fell
     "report": 1195,
     "runtime": 1539,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1865,  # masks that set no range; no room fell
     "support": 1069,  # bounds on native libraries, groups, what readers took and left; no room fell
-    "targets": 6351,  # 16-bit pairs by what they clip, quantizers of QONNX; no room fell
-    "tools": 1755,  # weights unlike the graph are noted; no room fell
+    "targets": 6351,  # what OpenVINO lacks and wraps of operators on integers; no room fell
+    "tools": 1755,  # inspect counts products on integers; no room fell
     "torch": 6248,  # the plan of the graph that the exporter joins; unreleased forms fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
