@@ -161,28 +161,28 @@ ROOM_LINES: dict[str, int] = {
     "": 213,  # names of other tools, metrics have a room; metrics fell
     "calibration": 2434,  # masks that set no range; no room fell
     "checkpoints": 1353,  # bits and groups that no layer has are refused; no room fell
-    "cli": 1881,  # help in a screen, completion of values; progress fell
+    "cli": 1881,  # help in a screen, completion of values, rules by code; progress fell
     "data": 1807,  # labels of metrics, remedies for files of others; no room fell
     "diagnosis": 2025,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1487,  # the answer to a promise, plans as text; report fell
     "execution": 1014,  # workers without the working folder on their path; no room fell
-    "graph": 4456,  # caches that an attention hands on; no room fell
+    "graph": 4464,  # caches that an attention hands on, names of nodes; no room fell
     "interchange": 1191,  # sizes and links of GenAI folders, texts as a stream; no room fell
     "judging": 1209,  # the answer to a promise, progress; cli fell
     "layers": 930,  # groups that nothing reads have names; no room fell
     "metrics": 323,  # metrics by name; the root fell
     "numerics": 1082,
     "passes": 1666,  # a product of any rank and its bias as Gemm; targets fell
-    "placement": 1548,  # masks, sizes, a last Concat and bits of float32 apart; no room fell
-    "quantized": 1487,  # scales by channel become one range; no room fell
+    "placement": 1551,  # masks, sizes, a last Concat and bits of float32 apart; no room fell
+    "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 355,  # progress, keywords of other tools; no room fell
     "remedies": 1540,  # 16 bits for single sums and norms; no room fell
     "report": 1193,  # the verdict, layers by what each costs alone
     "runtime": 1539,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1884,  # progress from everywhere, labels of metrics; cli fell
     "support": 1201,  # progress from everywhere, folders of outputs, files of other tools; cli fell
-    "targets": 6331,  # one table of forms, operators of four axes on the HTP, names of GPUs
-    "tools": 1789,  # weights unlike the graph are noted; no room fell
+    "targets": 6395,  # one table of forms, HTP operators of four axes, integers and 16 bits in OpenVINO, texts of rules
+    "tools": 1792,  # texts of rules, products on integers
     "torch": 6248,  # the plan of the graph that the exporter joins; unreleased forms fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 import typer
@@ -122,9 +123,9 @@ def _find_cure(model: Path, target: str) -> str:
     with suppress(OnnxfqError):
         found = convert(model, target=target).check
         if found is not None and found.passed:
-            return f"convert {model} --target {target}"
+            return f"convert {quote(str(model))} --target {target}"
     proto, *_ = read_model(find_decoder(model))
     if find_target(proto) or not is_quantized(proto):
         return ""
     recipe = target_by_name(target).recipes[0].name
-    return f"quantize {model} --requantize --recipe {recipe} --data DATA"
+    return f"quantize {quote(str(model))} --requantize --recipe {recipe} --data DATA"

@@ -84,15 +84,25 @@ OPAQUE_OPS: dict[tuple[str, str], str] = {
 }
 """(Domain, op type) of operators that multiply inside -> reason why they stay in float."""
 
+INTEGER_PRODUCTS = frozenset(
+    """ConvInteger DynamicQuantizeLSTM DynamicQuantizeMatMul MatMulInteger MatMulIntegerToFloat QAttention
+    QGemm QLinearConv QLinearMatMul""".split()
+)
+"""Operators that multiply integers."""
+
+BLOCK_PRODUCTS = frozenset({"MatMulBnb4", "MatMulNBits"})
+"""Operators that multiply floats by a weight that is stored in blocks of few bits."""
+
 QUANTIZED_OPS = (
     QDQ_OPS
     | ONNX_QUANTIZERS
     | FAKE_QUANTIZE_OPS
+    | INTEGER_PRODUCTS
+    | BLOCK_PRODUCTS
     | set(
-        """ConvInteger DynamicQuantizeLSTM DynamicQuantizeMatMul GatherBlockQuantized MatMulBnb4
-        MatMulInteger MatMulIntegerToFloat MatMulNBits QAttention QEmbedLayerNormalization QGemm
-        QLinearAdd QLinearConv QLinearMatMul QcQuantizeOp TRT_FP4DynamicQuantize TRT_FP8DequantizeLinear
-        TRT_INT4DequantizeLinear TRT_MXFP8DequantizeLinear TRT_MXFP8DynamicQuantize""".split()
+        """GatherBlockQuantized QEmbedLayerNormalization QLinearAdd QcQuantizeOp TRT_FP4DynamicQuantize
+        TRT_FP8DequantizeLinear TRT_INT4DequantizeLinear TRT_MXFP8DequantizeLinear
+        TRT_MXFP8DynamicQuantize""".split()
     )
 )
 """Op types, of any domain, that mark a model as quantized already."""

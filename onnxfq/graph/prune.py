@@ -25,6 +25,8 @@ def leave_out(graph: onnx.GraphProto, replaced: Mapping[str, str]) -> None:
     for node in kept:
         node.input[:] = [final(name) for name in node.input]
     replace_nodes(graph, kept)
+    for value in [value for value in graph.value_info if value.name in replaced]:
+        graph.value_info.remove(value)
     index = GraphIndex(graph)
     keep_constants(graph, index.used | index.captured)
 

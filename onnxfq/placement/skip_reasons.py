@@ -49,7 +49,7 @@ def kept_operators(
 def float_tensors(
     graph: gs.Graph, placements: Sequence[Placement], kept: dict[str, str], policy: TargetPolicy
 ) -> Iterator[Skipped]:
-    """Yield a reason for every float tensor without a placement, bodies included.
+    """Yield a reason for every float tensor without a placement, bodies included; ends of a Clip have none.
 
     Args:
         graph: the model.
@@ -60,7 +60,7 @@ def float_tensors(
     placed, wholes = {placement.tensor for placement in placements}, _wholes(graph, placements)
     weights = _find_moved_weights(graph, placed)
     for tensor in sorted(collect_tensors(graph).values(), key=lambda t: str(t.name)):
-        if tensor.name in placed or not _is_float(tensor):
+        if tensor.name in placed or not _is_float(tensor) or _is_limit(tensor):
             continue
         producer = (
             tensor.inputs[0].op if tensor.inputs else ("constant" if is_constant(tensor) else "model input")
@@ -138,6 +138,11 @@ def _find_moved_weights(graph: gs.Graph, placed: set[str]) -> dict[str, str]:
             elif source in weights:
                 weights[node.outputs[0].name] = weights[source]
     return weights
+
+
+def _is_limit(tensor: gs.Tensor) -> bool:
+    ends = [node.op == "Clip" and tensor is not node.inputs[0] for node in tensor.outputs]
+    return is_constant(tensor) and bool(ends) and all(ends)
 
 
 def _is_float(tensor: gs.Tensor) -> bool:

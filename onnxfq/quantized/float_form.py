@@ -22,7 +22,7 @@ from onnx import helper, numpy_helper
 from onnxfq.errors import ModelError, OnnxfqError, join_lines, nearest
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import bodies, list_graphs, replace_nodes
+from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.steps import evaluate_node
 from onnxfq.graph.ops import (
@@ -51,6 +51,9 @@ from onnxfq.quantized.source_graph import SourceGraph
 
 # The data movement through which onnxruntime's quantizer passes dequantized numbers: it keeps their range.
 _MOVES = MOVES | SPLITS | {"MaxPool"}
+WEIGHT = "/weight"
+"""Ending of the name of a weight while its integers are still in the graph."""
+
 _SAME_RANK = frozenset({"Add", "Clip", "Concat", "LeakyRelu", "Mul", "Relu", "Sigmoid"})
 
 
@@ -135,7 +138,18 @@ class Unfolding(SourceGraph):
         remove_unread(self.form.proto, graphs, lambda n: not self.passed.isdisjoint(n.output))
         for graph in graphs:  # tensors of quantized numbers have become float
             del graph.value_info[:]
+        self._rename_weights()
         return self.form
+
+    def _rename_weights(self) -> None:
+        """Give weights the names of the integers that they stand for, where nothing reads these any more."""
+        taken = GraphIndex.of_model(self.form.proto).names
+        names = {name: name.removesuffix(WEIGHT) for name in self.form.grids if name.endswith(WEIGHT)}
+        names = {name: given for name, given in names.items() if given not in taken}
+        for tensor in self.graph.initializer:
+            tensor.name = names.get(tensor.name, tensor.name)
+        rename_tensors(list_nodes(self.graph), names, made=False)
+        self.form.grids = {names.get(name, name): grid for name, grid in self.form.grids.items()}
 
     def _unfold(self, graph: onnx.GraphProto) -> None:
         """Convert the nodes of the main graph or of a body, in place."""
@@ -374,7 +388,7 @@ class Unfolding(SourceGraph):
         if stored is not None:
             scale, zero = self.parameters(node, operand)
             scale, zero = (values.reshape(-1) if np.size(values) > 1 else values for values in (scale, zero))
-            return self.weight(f"{name}/weight", grid_of(stored, scale, zero, axis), scale.dtype)
+            return self.weight(f"{name}{WEIGHT}", grid_of(stored, scale, zero, axis), scale.dtype)
         return self.read_computed(name, self.grid(node, operand))
 
     def read_computed(self, name: str, grid: NumberGrid) -> str:

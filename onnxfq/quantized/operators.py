@@ -12,7 +12,7 @@ from onnx import helper
 from onnxfq.errors import ModelError
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.quantized.float_form import Handler, Unfolding
+from onnxfq.quantized.float_form import WEIGHT, Handler, Unfolding
 from onnxfq.quantized.nbits import read_nbits
 from onnxfq.quantized.number_grids import GridOperand, quantized_slots
 from onnxfq.quantized.pairs import give_numbers, read_dynamic_fake, read_fake, read_numbers
@@ -215,7 +215,7 @@ def _matmul_nbits(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     stored = read_nbits(node, unfolding.array)
     inputs = [
         unfolding.name(node.input[0]),
-        unfolding.weight(f"{node.input[1]}/weight", stored.grid.transpose(), stored.scale.dtype),
+        unfolding.weight(f"{node.input[1]}{WEIGHT}", stored.grid.transpose(), stored.scale.dtype),
     ]
     _product(unfolding, node, inputs, input_name(node, 5))
     unfolding.form.inputs[node.name] = {1}

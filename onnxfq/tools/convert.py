@@ -20,6 +20,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_stored_in
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, list_nodes
@@ -157,6 +158,8 @@ def convert(
     encodings = _encode_plan(loaded, plan, statistics, form)
     qdq = insert_qdq(loaded, plan, encodings)
     clips = drop_repeated_clips(qdq, form.clips)
+    known = GraphIndex.of_model(given).names | GraphIndex.of_model(qdq).names
+    plan = plan.model_copy(update={"skipped": tuple(one for one in plan.skipped if one.name in known)})
     if clips:
         form.changes[_CLIPPED if data is None else _CLIPPED_BY_DATA] += clips
     found = check(qdq, target) if target in collect_parts(lambda one: one.check) else None

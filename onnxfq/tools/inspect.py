@@ -22,13 +22,15 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import default_opset, list_graphs, list_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
 from onnxfq.graph.normalize.stored_scales import granularity_of
-from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import BLOCK_PRODUCTS, INTEGER_PRODUCTS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
 from onnxfq.interchange.genai_folder import find_decoder
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.quantized.forms import as_pairs
 from onnxfq.support.records import PrintedRecord, Record
 from onnxfq.support.tables import table_lines
+
+_PRODUCTS = (*WEIGHTED_INPUTS, *sorted(INTEGER_PRODUCTS | BLOCK_PRODUCTS))
 
 
 class QuantizedTensor(Record):
@@ -121,7 +123,7 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
         inputs=tuple(str(spec) for spec in input_specs(proto)),
         outputs=output_names(proto),
         operators=dict(counts.most_common()),
-        weighted={op: counts[op] for op in WEIGHTED_INPUTS if counts[op]},
+        weighted={op: counts[op] for op in _PRODUCTS if counts[op]},
         weight_bytes=weight_bytes,
         quantized=tuple(_as_asked(q, metadata) for q in found),
         metadata=metadata,

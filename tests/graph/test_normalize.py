@@ -169,13 +169,13 @@ def test_folded_constants_reach_bodies() -> None:
 
 
 def test_every_node_has_a_name_of_its_own() -> None:
-    """Unnamed nodes get names, doubled names become different, given names stay."""
+    """Unnamed nodes have the name of their output, doubled names become different, given names stay."""
     proto = build(
         """g (float[N,4] x) => (float[N,4] y) {
             [a] h = Relu (x) [a] i = Relu (h) j = Relu (i) [Relu_2] k = Relu (j) [a_2] y = Relu (k) }"""
     )
     # Not run against the original: ONNX allows doubled names, ONNX Runtime refuses them.
-    assert [n.name for n in load(proto).proto.graph.node] == ["a", "a_3", "Relu_2_2", "Relu_2", "a_2"]
+    assert [n.name for n in load(proto).proto.graph.node] == ["a", "a_3", "j", "Relu_2", "a_2"]
 
 
 @pytest.mark.parametrize("opset", [9, 11, 12])

@@ -2,11 +2,13 @@
 
     python tests/slow/check_foreign_files.py [--python PYTHON] [--floats FOLDER] [--keep FOLDER] [WORD ...]
 
-Not a pytest. A fresh environment has the four tools; PYTHON names another. `make_quantized_files.py` in it
-quantizes the networks of the tests of `diagnose`, and with --floats others. A file is wrong when a command
+Not a pytest. An environment in FOLDER, by default build/foreign, has the four tools; PYTHON names another.
+`make_quantized_files.py` in it quantizes the networks of the tests of `diagnose`, and with --floats others.
+FOLDER keeps the files for the next run, and what the commands print. A file is wrong when a command
 ends in anything but results or one line, or when the converted file differs from the source by more than the
 rounding. `check` is wrong when it refuses what ONNX Runtime or OpenVINO runs as the pairs say, and when it
-passes another. With WORDs only files whose names have all of them are tried.
+passes another. No command may name a node or a tensor that neither the source nor a written file has. With
+WORDs only files whose names have all of them are tried.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-import tempfile
 import venv
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
 
 from command_server import CommandServer, command_server
 from diagnosed_networks import NETWORKS, network
+from told_names import derived_names, list_names
 
 PACKAGES = (
     *("torch==2.13.0", "nncf", "brevitas", "torchao"),
     *("onnx", "onnxruntime", "onnxscript", "onnxoptimizer"),
 )
+BUILD = Path(__file__).resolve().parents[2] / "build" / "foreign"
 MAKER = Path(__file__).with_name("make_quantized_files.py")
 STORED = Path(__file__).parents[1] / "diagnosis" / "files"
 TARGETS = ("onnxruntime", "tensorrt", "openvino", "qnn")
@@ -50,25 +53,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", help="Use this environment.")
     parser.add_argument("--floats", type=Path, help="Quantize the networks of this folder, too.")
-    parser.add_argument("--keep", type=Path, help="Keep the files and what was printed here.")
+    parser.add_argument("--keep", type=Path, default=BUILD, help="Keep the files and what was printed here.")
     parser.add_argument("words", nargs="*", metavar="WORD")
     asked = parser.parse_args()
     wrong = count = 0
-    with tempfile.TemporaryDirectory() as name:
-        root = asked.keep or Path(name)
-        files, floats = root / "files", root / "floats"
-        if not files.exists():
-            if asked.floats is not None:
-                shutil.copytree(asked.floats, floats)
-            make_files(root, asked.python, asked.words)
-        with command_server() as server:
-            for file in sorted(files.glob("*.onnx")):
-                if all(word in file.name for word in asked.words):
-                    count += 1
-                    faults = try_file(file, floats, root, server)
-                    wrong += bool(faults)
-                    for fault in faults:
-                        print(f"{file.stem}: {fault:.500}", flush=True)
+    files, floats = asked.keep / "files", asked.keep / "floats"
+    if not files.exists():
+        if asked.floats is not None:
+            shutil.copytree(asked.floats, floats)
+        make_files(asked.keep, asked.python, asked.words)
+    with command_server() as server:
+        for file in sorted(files.glob("*.onnx")):
+            if all(word in file.name for word in asked.words):
+                count += 1
+                faults = try_file(file, floats, asked.keep, server)
+                wrong += bool(faults)
+                for fault in faults:
+                    print(f"{file.stem}: {fault:.500}", flush=True)
     print(f"{count} files, {wrong} wrong")
     return 1 if wrong or not count else 0
 
@@ -83,9 +84,9 @@ def make_files(root: Path, python: str | None, words: list[str]) -> None:
         onnx.save(net.float_model, floats / f"{name}.onnx")
         drawn = net.feeds(32, seed=1)
         np.savez(floats / f"{name}.npz", x=np.concatenate([feed["x"] for feed in drawn]))
-    if python is None:
+    python = python or str(root / "env/bin/python")
+    if not Path(python).exists():
         venv.create(root / "env", with_pip=True)
-        python = str(root / "env/bin/python")
         subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
     subprocess.run([python, MAKER, floats, files, *words], check=True)
     for stored in sorted(STORED.glob("*.onnx")):
@@ -108,7 +109,7 @@ def try_file(file: Path, floats: Path, root: Path, server: CommandServer) -> lis
         **{f"check-{target}": ["check", str(file), "--target", target] for target in TARGETS},
         "check": ["check", str(file)],
         "convert": ["convert", str(file), "-o", "plain.onnx"],
-        "convert-data": ["convert", str(file), "-o", "converted.onnx", *given],
+        "convert-data": ["convert", str(file), "-o", "converted.onnx", "--json", *given],
         "diagnose": ["diagnose", str(file), *given],
         "inspect": ["inspect", str(file)],
         "cast": ["cast", str(file), "-o", "cast.onnx", *given],
@@ -129,6 +130,9 @@ def try_file(file: Path, floats: Path, root: Path, server: CommandServer) -> lis
         said.append(f"==== {what}: exit code {ended.code}, {ended.seconds:.1f} s\n{ended.out}{ended.err}")
         slow = ended.fault.startswith("hangs") and ended.seconds < LONGEST
         faults += [f"{what}: {ended.fault}"] if ended.fault and not slow else []
+        models = [Path(word) for word in words if word.endswith(".onnx")]
+        known = {name for one in models if (out / one).exists() for name in list_names(onnx.load(out / one))}
+        faults += [f"{what}: invents {name}" for name in derived_names(ended.out + ended.err, known)]
     (out / "said.txt").write_text("\n".join(said), encoding="utf-8")
     with np.load(data) as arrays:
         feed = {key: values[:1] for key, values in arrays.items()}

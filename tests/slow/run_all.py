@@ -115,7 +115,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[*CHECKS, []], help=", ".join(CHECKS))
     names = parser.parse_args().names or list(CHECKS)
-    rows, lines = read_page()
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -123,6 +122,7 @@ def main() -> int:
             start = time.monotonic()
             code, said = run_check(name, Path(folder))
             tries, _ = CHECKS[name]
+            rows, lines = read_page()  # another run may have written it
             found = "clean" if code == 0 else f"exit code {code}"
             minutes = f"{(time.monotonic() - start) / 60:.1f}"
             rows[name] = f"| {name} | {tries} | {found} | {minutes} | {datetime.date.today()} |"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import warnings
 from pathlib import Path
@@ -232,6 +233,46 @@ def test_weights_of_few_bits_are_no_float_model() -> None:
     }
     found = onnxfq.check(build(NBITS, numbers, **{"com.microsoft": 1}), "onnxruntime").findings
     assert not [one for one in found if one.rule == "not-quantized"]
+
+
+PRODUCTS = {
+    "QLinearConv": """g (float[1,4,8,8] x) => (float[1,6,6,6] y) { q = QuantizeLinear (x, s, z)
+        o = QLinearConv (q, s, z, c, t, n, u, z) y = DequantizeLinear (o, u, z) }""",
+    "QLinearMatMul": """g (float[2,8] x) => (float[2,6] y) { q = QuantizeLinear (x, s, z)
+        o = QLinearMatMul (q, s, z, w, t, n, u, z) y = DequantizeLinear (o, u, z) }""",
+    "MatMulInteger": """g (float[2,8] x) => (float[2,6] y) { q, a, b = DynamicQuantizeLinear (x)
+        o = MatMulInteger (q, w, b) f = Cast <to = 1> (o) y = Mul (f, a) }""",
+    "ConvInteger": """g (float[1,4,8,8] x) => (float[1,6,6,6] y) { q, a, b = DynamicQuantizeLinear (x)
+        o = ConvInteger (q, c, b) f = Cast <to = 1> (o) y = Mul (f, a) }""",
+    "DynamicQuantizeMatMul": """g (float[2,8] x) => (float[2,6] y) {
+        y = com.microsoft.DynamicQuantizeMatMul (x, w, t) }""",
+    "MatMulNBits": """g (float[2,16] x) => (float[2,6] y) {
+        y = com.microsoft.MatMulNBits <K = 16, N = 6, bits = 4, block_size = 16> (x, p, r) }""",
+}
+LOW = {
+    "onnxruntime": [*PRODUCTS],
+    "openvino": ["QLinearConv", "QLinearMatMul", "MatMulNBits"],
+    "tensorrt": [],
+}
+
+
+@pytest.mark.parametrize("target", LOW)
+@pytest.mark.parametrize("op", PRODUCTS)
+def test_products_on_integers_count(op: str, target: str) -> None:
+    """Operators of other tools are in the coverage: low where the runtime has them, else not."""
+    numbers = {
+        **{name: np.float32(scale) for name, scale in (("s", 0.05), ("t", 0.01), ("u", 0.1))},
+        **{"z": np.uint8(128), "n": np.int8(0), "w": np.ones((8, 6), np.int8)},
+        **{
+            "c": np.ones((6, 4, 3, 3), np.int8),
+            "p": np.ones((6, 1, 8), np.uint8),
+            "r": np.ones(6, np.float32),
+        },
+    }
+    used = {name: value for name, value in numbers.items() if re.search(rf"[(,] *{name}[,)]", PRODUCTS[op])}
+    result = onnxfq.check(build(PRODUCTS[op], used, **{"com.microsoft": 1}), target)
+    expects = "weight-only" if op == "MatMulNBits" else "low"
+    assert [str(one) for one in result.coverage] == [f"{op} {int(op in LOW[target])}/1 {expects}"]
 
 
 def test_a_limit_that_the_session_does_not_meet_is_a_loss_of_speed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -371,18 +372,83 @@ def test_wide_pairs_are_taken_out(dtype: type) -> None:
 
 
 @pytest.mark.parametrize(
-    "maker", ["Neg (x)", "Relu (x)", "Sigmoid (x)", "Clip (x, low)", "Exp (x)", "Clip (x)"]
+    "maker", ["Neg (x)", "Relu (x)", "Sigmoid (x)", "Clip (x, low)", "Exp (x)", "Clip (x)", "Add (e, one)"]
 )
 def test_wide_pairs_that_are_a_relu(maker: str) -> None:
     """A pair from 0 on is wrong where its operator has numbers below 0, which OpenVINO does not clip."""
-    text = f"c = {maker} r = Identity (c) {pair('r', 'd')} y = Neg (d)"
+    text = f"e = Erf (x) c = {maker} r = Identity (c) {pair('r', 'd')} y = Neg (d)"
     given = {"s": np.float32(1 / 1024), "z": np.uint16(0), "low": np.float32(0)}
+    given |= {"one": np.float32(1)} if "one" in maker else {}
     model = build(f"g (float[1, 8] x) => (float[1, 8] y) {{ {text} }}", given, opset=21, ir=10)
     feed = {"x": np.linspace(-2, 2, 8, dtype=np.float32).reshape(1, 8)}
     ours, theirs = Session(model, 1, exact=True).run(feed)[0], open_model(model, 1)(feed)["y"]
     (found,) = onnxfq.check(model, "openvino").findings
     assert found.rule == "wide-pair"
     assert (found.severity == "wrong") == (np.abs(ours - theirs).max() > 0.1)
+
+
+@pytest.mark.parametrize("shape", [(1,), (4,), (8, 1), (1, 8, 4)], ids=str)
+@pytest.mark.parametrize("op", ["Add", "Mul", "Sub"])
+def test_pairs_on_constants_in_floats(op: str, shape: tuple[int, ...]) -> None:
+    """OpenVINO fails at some of them, and the rule refuses these alone."""
+    text = f"{pair('x', 'd')} {pair('k', 'e')} y = {op} (d, e)"
+    given = {"s": np.float32(0.1), "z": np.uint8(120), "k": np.ones(shape, np.float32)}
+    model = build(f"g (float[1, 8, 4] x) => (float[1, 8, 4] y) {{ {text} }}", given)
+    found = [one.rule for one in onnxfq.check(model, "openvino").findings if one.severity == "refused"]
+    try:
+        open_model(model, 1)
+    except RuntimeLibraryError:
+        assert found == ["rounded-constant"]
+    else:
+        assert not found
+
+
+INTEGER_OPERATORS = {
+    "QLinearAdd (q, s, z, q, s, z, t, u)": "wrapped",
+    "QLinearAdd (q, s, z, q, s, z, t, v)": "",
+    "QLinearAdd (q, s, z, n, s, v, t, u)": "wrapped",
+    "QLinearMul (q, s, z, n, s, v, t, u)": "wrapped",
+    "QLinearMul (q, s, z, n, s, v, r, v)": "",
+    "QLinearConcat <axis = 1> (s, u, q, s, z)": "wrapped",
+    "QLinearConcat <axis = 1> (s, z, q, s, z)": "",
+    "QLinearAveragePool <kernel_shape = [2, 2]> (q, s, z, s, z)": "wrapped",
+    "QLinearAveragePool <kernel_shape = [2, 2]> (p, s, u, s, z)": "",
+    "QLinearGlobalAveragePool (q, s, z, s, z)": "operator",
+    "QLinearLeakyRelu (q, s, z, s, z)": "operator",
+    "QLinearLeakyRelu <alpha = 0.1> (q, s, z, s, z)": "wrapped",
+    "QLinearLeakyRelu <alpha = 0.1> (p, s, u, s, z)": "",
+    "QLinearSigmoid (q, s, z, s, u)": "",
+}
+"""Operator on integers -> the rule that speaks of it."""
+
+
+@pytest.mark.parametrize("operator", INTEGER_OPERATORS)
+def test_operators_on_integers(operator: str) -> None:
+    """The rules say which operators on integers OpenVINO refuses, and which compute other numbers."""
+    grid = {"s": np.float32(0.03), "t": np.float32(0.06), "z": np.uint8(60), "u": np.uint8(0)}
+    given = {**grid, "v": np.uint8(120), "n": np.uint8([[[[0]]]]), "r": np.float32(0.3)}
+    size = 1 if "Global" in operator else 7 if "Pool" in operator else 8
+    *_, scale, zero = re.findall(r"\b[a-z]\b", operator)
+    if "Concat" in operator:
+        scale, zero = re.findall(r"\b[a-z]\b", operator)[:2]
+    model = build(
+        f"""g (float[1, 4, 8, 8] x) => (float[1, 4, {size}, {size}] y) {{
+            q = QuantizeLinear (x, s, z) p = QuantizeLinear (x, s, u) o = com.microsoft.{operator}
+            y = DequantizeLinear (o, {scale}, {zero}) }}""",
+        {name: value for name, value in given.items() if re.search(rf"\b{name}\b", f"{operator} s z u")},
+        **{"com.microsoft": 1},
+    )
+    values = np.random.default_rng(0).normal(size=(1, 4, 8, 8)).astype(np.float32)
+    found = [one for one in onnxfq.check(model, "openvino").findings if one.severity != "warning"]
+    rule = INTEGER_OPERATORS[operator]
+    try:
+        theirs = open_model(model, 1)({"x": values})["y"]
+    except RuntimeLibraryError:
+        assert [one.severity for one in found] == ["refused"] and rule == "operator"
+        return
+    ours = Session(model, 1).run({"x": values})[0]
+    assert (np.abs(ours - theirs).max() > 0.5) == (rule == "wrapped")
+    assert {one.rule for one in found} <= {rule}
 
 
 def test_shared_zero_points_of_sums() -> None:

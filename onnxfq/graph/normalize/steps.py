@@ -286,6 +286,7 @@ def _keeps_shape(node: onnx.NodeProto, index: GraphIndex) -> bool:
 def name_nodes(proto: onnx.ModelProto) -> str:
     """Give every node a unique name, in bodies too; plans and overrides refer to nodes by name.
 
+    A node without one gets the name of its first output, which the user's file has.
     Names are unique within a local function too: ONNX Runtime refuses two nodes of one name.
     """
     renamed = sum(_name_nodes(list_nodes(owner)) for owner in (proto.graph, *proto.functions))
@@ -296,9 +297,9 @@ def _name_nodes(nodes: list[onnx.NodeProto]) -> int:
     taken = Names(node.name for node in nodes if node.name)
     seen: set[str] = set()
     renamed = 0
-    for index, node in enumerate(nodes):
+    for node in nodes:
         if not node.name or node.name in seen:
-            node.name = taken.claim(node.name or f"{node.op_type}_{index}")
+            node.name = taken.claim(node.name or next(filter(None, node.output), node.op_type))
             renamed += 1
         seen.add(node.name)
     return renamed

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.model import list_nodes
-from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.graph.ops import BLOCK_PRODUCTS, INTEGER_PRODUCTS, QDQ_OPS
 from onnxfq.runtime.optimized_graph import VERSION, optimize_graph
 from onnxfq.targets.findings import EngineNode, Verdict, about_model
 from onnxfq.targets.onnxruntime.float_kernels import explain_half
@@ -22,13 +22,11 @@ from onnxfq.targets.reading.quantizer_reader import quantizer, type_name
 from onnxfq.targets.target import BuildOptions
 
 DEVICE = "CPU"
-_LOW = frozenset(
-    "ConvInteger DynamicQuantizeMatMul MatMulInteger MatMulIntegerToFloat QGemm QLinearAdd "
-    "QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool QLinearLeakyRelu QLinearMatMul "
-    "QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax".split()
+_LOW = INTEGER_PRODUCTS | set(
+    "QLinearAdd QLinearAveragePool QLinearConcat QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul "
+    "QLinearReduceMean QLinearSigmoid QLinearSoftmax".split()
 )
 _GEMMS = frozenset({"FusedGemm", "Gemm"})
-_WEIGHT_ONLY = frozenset({"MatMulNBits"})
 # They stand around a node, and move or convert its tensors.
 _GLUE = QDQ_OPS | {"Cast", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 # They have no kernel of their own for 8 bits: ONNX Runtime takes the pairs away and moves the integers.
@@ -84,7 +82,7 @@ def _judge(op_types: set[str]) -> Verdict:
         return "missing"
     if op_types & {*_LOW, _MOVED}:
         return "low"
-    return "weight-only" if op_types & _WEIGHT_ONLY else "float"
+    return "weight-only" if op_types & BLOCK_PRODUCTS else "float"
 
 
 def explain_float(promised: ExpectedPrecision, op_types: Collection[str]) -> str:

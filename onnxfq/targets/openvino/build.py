@@ -102,7 +102,7 @@ def _find_layer(
 ) -> RuntimeLayer | None:
     """Return the layer that computes promised node `number`; None if none names it or its weight."""
     named = [layer for layer in layers if number in layer.own and layer.kind not in _GLUE]
-    if promised.site.op not in WEIGHTED_INPUTS:
+    if promised.operands and promised.site.op not in WEIGHTED_INPUTS:
         return next(iter(named), None)
     reading = [layer for layer in layers if number in layer.weights]
     return next((layer for layer in (*named, *reading) if layer.kind in _PRODUCTS), None)
@@ -116,7 +116,7 @@ def _judge(promised: ExpectedPrecision, layer: RuntimeLayer | None) -> Verdict:
     """
     if layer is None:
         return "missing"
-    if promised.site.op not in WEIGHTED_INPUTS:
+    if promised.operands and promised.site.op not in WEIGHTED_INPUTS:
         return "low" if _LOW & set(layer.types) else "float"
     if layer.kind == "Subgraph" and _LOW & set(layer.types):
         computed = [one.pair for one in promised.operands if not one.constant]

@@ -5,13 +5,16 @@ The rules come from networks of one operator, run by OpenVINO 2026.4.1 and by ON
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
-from onnxfq.graph.ops import MOVES
+from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
+from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.openvino.build import build_model
 from onnxfq.targets.openvino.operators import OPERATORS
@@ -20,14 +23,15 @@ from onnxfq.targets.openvino.policy import ALONE, FLOAT, LIMITS, STACKS, ZERO_PO
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
-from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.runtime_forms import check_forms
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
-_NOT_NEGATIVE = {op for op, (low, _) in KNOWN_RANGES.items() if low == 0} | {"Relu", "Abs", "Exp", "Sqrt"}
-_LACKED = frozenset({"QGemm", "QLinearGlobalAveragePool"})
+_PAIRS = "export the model with pairs (quant_format QDQ)"
+_FLOAT = frozenset({"ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger"})
+_BELOW, _BEYOND = "below 0", "beyond its range"
 UNITS: Units = {
     **{op: slots.inputs for op, slots in OPERATORS.items() if slots.inputs != "all"},
     **{"AveragePool": (0,), "Concat": ()},
@@ -46,7 +50,8 @@ def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
             continue
         lowest = np.iinfo(np.uint16 if q.qtype == TensorProto.UINT16 else np.int16).min
         begins = np.all((0 if q.zero_point is None else q.zero_point) == lowest)
-        clips = begins and not _is_positive(q.site.index.maker(q.data))
+        step = 0.0 if q.scale is None else float(np.max(q.scale))
+        clips = begins and _bounds(q.site.index, q.data)[0] < -step
         what = "numbers below 0" if clips else "numbers beyond its range"
         message = (
             f"its pair on {q.data!r} is {q.type_name}, which OpenVINO takes out without clipping {what}; "
@@ -55,14 +60,15 @@ def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
         yield make_finding("wide-pair", "wrong" if clips else "warning", q.site, message, q.data)
 
 
-def _is_positive(maker: NodeSite | None) -> bool:
-    """Tell whether an operator has no result below 0."""
-    while maker is not None and maker.op in MOVES:
-        maker = maker.index.maker(maker.input(0))
-    if maker is None or maker.op in _NOT_NEGATIVE:
-        return maker is not None
-    least = maker.index.value(maker.input(1)) if maker.op == "Clip" else None
-    return least is not None and bool(np.all(least >= 0))
+def _bounds(index: SiteIndex, tensor: str, depth: int = 8) -> Bounds:
+    """Return the bounds of a tensor that follow from the operators in front of it, over pairs."""
+    value, maker = index.value(tensor), index.maker(tensor)
+    if value is not None and value.size:
+        return float(value.min()), float(value.max())
+    if maker is None or not depth:
+        return UNKNOWN
+    given = [_bounds(index, name, depth - 1) if name else UNKNOWN for name in maker.node.input]
+    return given[0] if maker.op in QDQ_OPS else bounds_of(maker.node, given)
 
 
 def shared_zero_points(reading: CheckContext) -> Iterator[Finding]:
@@ -95,20 +101,103 @@ def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("stacked-weight", "wrong", promised.site, message, operand.tensor)
 
 
+def rounded_constants(reading: CheckContext) -> Iterator[Finding]:
+    """Refuse a pair on a constant in floats next to another pair.
+
+    OpenVINO 2026.4.1 fails in MultiplyPartialTransformation. It compiles constants by channel.
+    """
+    index = reading.index
+    for q in reading.quantizers:
+        value = index.value(q.data) if q.quantizes else None
+        if value is None or value.size < 2:
+            continue
+        readers = [one for pair in index.reading(q.site.node.output[0]) for one in pair.outputs[0].outputs]
+        for site in (one for one in readers if one.op in ("Add", "Mul")):
+            makers = [index.maker(name) for name in site.node.input]
+            shape = index.shape(site.node.output[0]) or value.shape
+            varying = [axis - value.ndim + len(shape) for axis, size in enumerate(value.shape) if size > 1]
+            paired = all(maker is not None and maker.op == "DequantizeLinear" for maker in makers)
+            if paired and (varying != [1] or len(shape) == 2):
+                message = (
+                    f"OpenVINO compiles no pair on the constant {q.data!r} in floats beside another pair; "
+                    "store its integers"
+                )
+                yield make_finding("rounded-constant", "refused", site, message, q.data)
+
+
+def _lack_channels(site: NodeSite) -> str | None:
+    scale = site.index.value(site.input(4))
+    return " with a scale for each channel" if scale is not None and scale.size > 1 else None
+
+
+_LACKED: dict[str, Callable[[NodeSite], str | None]] = {
+    **dict.fromkeys(("QGemm", "QLinearGlobalAveragePool"), lambda site: ""),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul"), _lack_channels),
+    "QLinearLeakyRelu": lambda site: None if "alpha" in site.attrs else " without alpha",
+}
+"""Operator -> in which form OpenVINO refuses a node of it; None for one that it reads."""
+
+
+def _wrap_shifted(site: NodeSite) -> str:
+    """Return what is wrapped where numbers of uint8 less their zero point are computed with."""
+    zero = site.index.value(site.input(2))
+    return _BELOW if zero is not None and zero.dtype == np.uint8 and zero.any() else ""
+
+
+def _wrap_joined(site: NodeSite, join: Callable[..., NDArray[Any]]) -> str:
+    """Return the numbers outside of the range of the result: a Relu has them below 0."""
+    count = len(site.node.input)
+    slots, result = (range(2, count, 3), 0) if site.op == "QLinearConcat" else ((0, 3), count - 2)
+    operands = [_reals(site, slot + 1, site.index.value(site.input(slot))) for slot in slots]
+    range_ = _reals(site, result)
+    if range_ is None or any(one is None for one in operands):
+        return ""
+    ends, (low, high) = join(operands), range_
+    step = (high - low) / 255
+    below, above = np.any(ends < low - step), np.any(ends > high + step)
+    return _BELOW if below and low == 0 else _BEYOND if below or above else ""
+
+
+def _reals(site: NodeSite, slot: int, stored: NDArray[Any] | None = None) -> tuple[float, float] | None:
+    """Return the ends of the real numbers whose scale and zero point stand at `slot`; None if unknown."""
+    scale, zero = (site.index.value(site.input(at)) for at in (slot, slot + 1))
+    zero = np.zeros((), np.uint8) if zero is None else zero
+    if scale is None or scale.size != 1 or zero.size != 1 or zero.dtype not in (np.int8, np.uint8):
+        return None
+    limits = np.iinfo(zero.dtype)
+    numbers = np.array([limits.min, limits.max]) if stored is None or not stored.size else stored
+    reals = (numbers - float(zero.item())) * float(scale.item())
+    return float(reals.min()), float(reals.max())
+
+
+_WRAPPED: dict[str, Callable[[NodeSite], str]] = {
+    **dict.fromkeys(("QLinearAveragePool", "QLinearLeakyRelu"), _wrap_shifted),
+    "QLinearAdd": partial(_wrap_joined, join=lambda ends: np.add.outer(*ends)),
+    "QLinearConcat": partial(_wrap_joined, join=np.array),
+    "QLinearMul": partial(_wrap_joined, join=lambda ends: np.multiply.outer(*ends)),
+}
+"""Operator -> which numbers OpenVINO wraps around, where ONNX Runtime clips them; empty for none."""
+
+
 def integer_operators(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse operators of ONNX Runtime on integers that OpenVINO does not read."""
+    """Report operators on integers that OpenVINO lacks, runs in float or computes otherwise."""
     for site in reading.sites:
-        scale = reading.index.value(site.input(4)) if site.op == "QLinearConv" else None
-        if site.op in _LACKED or (scale is not None and scale.size > 1):
-            form = "" if scale is None else " with a scale for each channel"
-            message = f"OpenVINO reads no {site.op}{form}; export the model with pairs (quant_format QDQ)"
-            yield make_finding("operator", "refused", site, message)
+        form = _LACKED[site.op](site) if site.op in _LACKED else None
+        wrapped = _WRAPPED[site.op](site) if site.op in _WRAPPED else ""
+        if form is not None:
+            yield make_finding("operator", "refused", site, f"OpenVINO reads no {site.op}{form}; {_PAIRS}")
+        elif site.op in _FLOAT or (site.op == "QLinearMatMul" and reading.index.value(site.input(3)) is None):
+            yield make_finding("operator", "float", site, f"OpenVINO multiplies it in float; {_PAIRS}")
+        elif wrapped:
+            message = f"OpenVINO wraps numbers {wrapped} around, where ONNX Runtime clips them; {_PAIRS}"
+            yield make_finding("wrapped", "wrong" if wrapped == _BELOW else "warning", site, message)
 
 
 RULES: tuple[Rule, ...] = (
     refuse_simulated("OpenVINO"),
     check_quantized,
     integer_operators,
+    rounded_constants,
     wide_pairs,
     check_limits(*LIMITS, ZERO_POINT, ALONE, FLOAT),
     shared_zero_points,

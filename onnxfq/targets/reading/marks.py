@@ -49,6 +49,7 @@ def mark_promises(reading: CheckContext, shapes: Mapping[str, Sequence[int | Ran
         readers = promised.site.outputs[0].outputs
         if len(readers) == 1 and readers[0].op in _JOINING:
             names.setdefault(readers[0].name, f"{mark}_behind")
+            tensors.setdefault(readers[0].node.output[0], f"{mark}_behind_0")  # what a last layer is named by
     marked = deepcopy(reading.proto)
     for node in list_nodes(marked.graph):
         node.name = names.get(node.name, node.name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from onnx import TensorProto
 
 from onnxfq.documents.proof import Expected
-from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
+from onnxfq.graph.ops import BLOCK_PRODUCTS, DATA_MOVEMENT, INTEGER_PRODUCTS, SCALES, WEIGHTED_INPUTS
 from onnxfq.graph.queries import pads_by_zero
 from onnxfq.placement.residual_adds import RESIDUAL
 from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
@@ -71,6 +71,7 @@ class ExpectedPrecision:
     """Node that the graph wants in low precision: at least one of its multiplied inputs is quantized.
 
     Attributes:
+        operands: empty for an operator of integers, which names no pairs.
         expects: "weight-only" if only the constant is quantized, "MXFP8" if both are, otherwise "low".
         is_sum: whether it is a residual sum, whose skip branch alone is quantized.
     """
@@ -130,6 +131,8 @@ def promise(site: NodeSite, units: Units | None = None) -> ExpectedPrecision | N
         operands = tuple(operand(site, s) for s in units[site.op] or range(len(site.node.input)))
         computed = not site.index.is_constant(site.node.output[0])
         return ExpectedPrecision(site, operands) if computed and all(o.pair for o in operands) else None
+    if site.op in INTEGER_PRODUCTS | BLOCK_PRODUCTS:
+        return ExpectedPrecision(site, (), "low" if site.op in INTEGER_PRODUCTS else "weight-only")
     slots = WEIGHTED_INPUTS.get(site.op, (0, 1, 2) if site.op == "Attention" else ())
     if not slots or len(site.node.input) <= max(slots):
         return None
