@@ -181,7 +181,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1539,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1884,  # progress from everywhere, labels of metrics; cli fell
     "support": 1201,  # progress from everywhere, folders of outputs, files of other tools; cli fell
-    "targets": 6395,  # one table of forms, HTP operators of four axes, integers and 16 bits in OpenVINO, texts of rules
+    "targets": 6395,  # one table of forms, the HTP by axes, integers in OpenVINO, texts of rules
     "tools": 1792,  # texts of rules, products on integers
     "torch": 6248,  # the plan of the graph that the exporter joins; unreleased forms fell
 }
