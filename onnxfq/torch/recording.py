@@ -150,13 +150,13 @@ def record_calls(
         ran, record.counts = record.counts, {}
         proto = _export(run, tensors)
         traced, record.counts = record.counts, ran
+        edges = _take_out_marks(proto, record)
+        # Across marks the exporter has found no constants, and nothing to join.
+        joined = ir.serde.deserialize_model(proto)
+        optimizer.optimize_ir(joined, should_fold=_may_fold)
+        proto = ir.serde.serialize_model(joined)
     record.find_branches(traced)
-    edges = _take_out_marks(proto, record)
     record.norms = list(edges.find_norms())
-    # Across marks the exporter has found no constants, and nothing to join.
-    joined = ir.serde.deserialize_model(proto)
-    optimizer.optimize_ir(joined, should_fold=_may_fold)
-    proto = ir.serde.serialize_model(joined)
     folded = edges.makers.keys() - {name for node in proto.graph.node for name in node.output}
     for node in proto.graph.node:
         for slot in range(len(node.input)):
