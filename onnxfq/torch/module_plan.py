@@ -16,10 +16,8 @@ from itertools import pairwise
 from torch import nn
 
 from onnxfq.calibration.calibrators import Calibrator
-from onnxfq.documents.override import match_name
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import PER_TENSOR
@@ -30,7 +28,7 @@ from onnxfq.targets.target import prepare_model
 from onnxfq.torch.calls import CallPlace
 from onnxfq.torch.layers import LAYERS
 from onnxfq.torch.module_names import CallNames, QuantizerHolder
-from onnxfq.torch.placement import Layer
+from onnxfq.torch.placement import Layer, check_overrides, name_rounding, rename_overrides
 from onnxfq.torch.recording import CallRecord
 
 _QUOTED = re.compile("'([^']+)'")
@@ -162,27 +160,24 @@ def _make(
     holders: list[QuantizerHolder] = []
     sites: dict[Use, str] = {}
     for use in placement.uses:
-        place, held = names.place(use), names.weight_holder(use)
+        read, held = names.places(use), names.weight_holder(use)
         if placement.role == "weight" and held is not None:
             holders.append(held)
             sites[use] = held.path
             if str(held) in formats and placement.spec.granularity.axis is not None:
                 # A weight may be stored the other way round than the layer holds it.
                 placement = placement.model_copy(update={"spec": formats[str(held)]})
-        elif place is not None:
-            holders.append(names.holder(place))
-            sites[use] = names.site(place)
-            if names.is_table(place):
-                places[place] = holders[-1]
+        elif read:
+            holders += map(names.holder, read)
+            sites[use] = names.site(read[0])
+            places |= {place: names.holder(place) for place in read if names.is_table(place)}
     if placement.role == "activation" and placement.spec.granularity != PER_TENSOR:
         spec = placement.spec.model_copy(update={"granularity": PER_TENSOR})
         why = f"{placement.why}; one scale for all channels: equalize depthwise is for ONNX models"
         usual = placement.calibrator if usual is None else usual
         placement = placement.model_copy(update={"spec": spec, "why": why, "calibrator": usual})
-    if placement.role == "weight" and placement.rounding not in (AUTO, NEAREST):
-        why = f"{placement.why}; rounded to nearest: rounding {placement.rounding} is for ONNX models"
-        placement = placement.model_copy(update={"why": why})
     if holders:
+        placement = name_rounding(placement)
         yield PlacedQuantizer(placement, tuple(dict.fromkeys(holders)), places, sites, (placement.tensor,))
 
 
@@ -269,40 +264,20 @@ def _translate(recipe: Recipe, names: CallNames, layers: Sequence[Layer]) -> Rec
         if place is not None:
             site, kind = names.site(place), names.type_name(place, node.op_type)
             nodes[node.name] = (site, {kind, node.op_type, *kinds.get(site, ())})
-    tensors = dict(_name_tensors(names))
-    known = {site: "" for site, _ in nodes.values()} | {layer.name: "" for layer in layers}
-    types = {kind: kind for _, kinds in nodes.values() for kind in kinds} | {
-        name: name for layer in layers for name in (layer.type_name, *layer.kind.op_types)
-    }
-    weights = {layer.tensor(name) for layer in layers for name in (*layer.activations, *layer.parameters)}
-    recipe = recipe.for_modules({site: site for site in known})
-    recipe.check_names(known | types, {str(holder) for _, holder in tensors.items()} | weights)
-    overrides = []
-    for one in recipe.overrides:
-        found = [
-            name
-            for name, (site, kinds) in nodes.items()
-            if kinds & set(one.op_types) or any(match_name(pattern, site) for pattern in one.nodes)
-        ]
-        read = [
-            name
-            for (name, _), holder in tensors.items()
-            if any(match_name(pattern, str(holder)) for pattern in one.tensors)
-        ]
-        if found or read:
-            update = {"nodes": tuple(found), "tensors": tuple(read), "op_types": (), "modules": ()}
-            overrides.append(one.model_copy(update=update))
-    return recipe.model_copy(update={"overrides": tuple(overrides)})
+    tensors = [(name, str(holder)) for name, holder in _name_tensors(names)]
+    recipe = recipe.for_modules({name: name for name in (*(s for s, _ in nodes.values()), *kinds)})
+    check_overrides(recipe, layers, nodes, (own for _, own in tensors))
+    return rename_overrides(recipe, nodes, tensors)
 
 
-def _name_tensors(names: CallNames) -> Iterator[tuple[tuple[str, Use], QuantizerHolder]]:
-    """Yield each tensor that a node reads, with the node, and the module that would hold its quantizer."""
+def _name_tensors(names: CallNames) -> Iterator[tuple[str, QuantizerHolder]]:
+    """Yield each tensor that a node reads, and the module that would hold its quantizer."""
     constants = names.prepared.constants
     for node in names.prepared.proto.graph.node:
         for slot, name in enumerate(node.input):
             use = Use(node.name, slot)
             place, held = names.place(use), names.weight_holder(use) if name in constants else None
             if held is not None and slot == 1:
-                yield (name, use), held
+                yield name, held
             elif place is not None:
-                yield (name, use), names.holder(place)
+                yield name, names.holder(place)
