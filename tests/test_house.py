@@ -182,7 +182,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 1069,  # bounds on native libraries, groups, what readers took and left; no room fell
     "targets": 6287,  # 16-bit pairs by what they clip, quantizers of QONNX; no room fell
     "tools": 1752,  # weights unlike the graph are noted; no room fell
-    "torch": 6261,  # sums that a forward computes twice; no room fell
+    "torch": 6247,
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

@@ -123,12 +123,10 @@ def plan_module(
     groups = _join(plan, [q for q in made if not any(holder.path in alone for holder in q.holders)])
     named = {holder.path for quantizer in groups for holder in quantizer.holders}
     attentions = {layer.name for layer in layers if layer.kind is LAYERS[nn.MultiheadAttention]} & named
-    kept = [
-        p
-        for p in by_layers.placements
-        if p.uses[0].node in alone or (p.role == "weight" and p.uses[0].node in attentions)
-    ]
-    groups += list(_quantizers_of_layers(kept))
+    for placement in by_layers.placements:
+        layer = placement.uses[0].node
+        if layer in alone or (placement.role == "weight" and layer in attentions):
+            groups += _quantizers_of_layers([placement])
     renamed = list(_with_uses(groups))
     quantizers = tuple(quantizer for quantizer, _ in renamed)
     uses = dict(ChainMap(*(found for _, found in renamed)))
@@ -136,18 +134,13 @@ def plan_module(
     told = {one.why for one in skipped}
     tensors = (one for one in plan.skipped if one.kind == "tensor" and one.why == lost.get(one.name))
     skipped += [one for one in tensors if one.why not in told]
-    return ModulePlan(
-        by_layers.model_copy(
-            update={
-                "placements": tuple(quantizer.placement for quantizer in quantizers),
-                "nodes": (*nodes, *(node for node in by_layers.nodes if node.node in alone)),
-                "skipped": (*skipped, *(one for one in by_layers.skipped if one.name in alone)),
-            }
-        ),
-        quantizers,
-        tuple(record.norms),
-        find_masked_scores(names.prepared.index),
-    )
+    changed = {
+        "placements": tuple(quantizer.placement for quantizer in quantizers),
+        "nodes": (*nodes, *(node for node in by_layers.nodes if node.node in alone)),
+        "skipped": (*skipped, *(one for one in by_layers.skipped if one.name in alone)),
+    }
+    masked = find_masked_scores(names.prepared.index)
+    return ModulePlan(by_layers.model_copy(update=changed), quantizers, tuple(record.norms), masked)
 
 
 def _make(
@@ -194,11 +187,8 @@ def _join(plan: Plan, quantizers: list[PlacedQuantizer]) -> list[PlacedQuantizer
         first[tensor] = same
     for bridge in plan.bridges:
         joined = list(dict.fromkeys(first[name] for name in bridge.tensors if first.get(name) in groups))
-        if (
-            bridge.one_scale
-            and bridge.required
-            and len({groups[name].placement.spec for name in joined}) == 1
-        ):
+        formats = {groups[name].placement.spec for name in joined}
+        if bridge.one_scale and bridge.required and len(formats) == 1:
             for other in joined[1:]:
                 groups[joined[0]] = groups[joined[0]].joined(groups.pop(other))
                 first |= {name: joined[0] for name, group in first.items() if group == other}
@@ -215,10 +205,8 @@ def _with_uses(quantizers: Iterable[PlacedQuantizer]) -> Iterator[tuple[PlacedQu
             slots[site] = slots.get(site, 0) + 1
         changed = {"tensor": str(quantizer.holders[0]), "uses": tuple(at.values())}
         placement = quantizer.placement.model_copy(update=changed)
-        yield (
-            replace(quantizer, placement=placement),
-            {use: at[site] for use, site in quantizer.sites.items()},
-        )
+        found = {use: at[site] for use, site in quantizer.sites.items()}
+        yield replace(quantizer, placement=placement), found
 
 
 def _list_sites(

@@ -197,17 +197,15 @@ class _FixedCall(nn.Module):
 
 
 def _export(module: nn.Module, tensors: list[Tensor]) -> onnx.ModelProto:
-    # A batch of one is a constant to torch.export.
-    twice = [torch.cat([x, x]) if x.ndim and len(x) == 1 else x for x in tensors]
-    for inputs, dynamic in ((twice, True), (tensors, False)):
+    def export(inputs: list[Tensor], dynamic: bool) -> onnx.ModelProto:
         bound = bind(module, inputs)
         request = Request(bound, name_inputs(bound, None, None), None, dynamic, None)
-        try:
-            return run("dynamo", module, request, contextlib.nullcontext())
-        except ModelError:
-            if not dynamic:
-                raise
-    raise AssertionError("a loop that returns or raises")
+        return run("dynamo", module, request, contextlib.nullcontext())
+
+    try:  # a batch of one is a constant to torch.export
+        return export([torch.cat([x, x]) if x.ndim and len(x) == 1 else x for x in tensors], dynamic=True)
+    except ModelError:
+        return export(tensors, dynamic=False)
 
 
 @contextlib.contextmanager
