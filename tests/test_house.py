@@ -172,7 +172,7 @@ ROOM_LINES: dict[str, int] = {
     "layers": 930,  # groups that nothing reads have names; no room fell
     "numerics": 1082,
     "passes": 1618,  # types of casts by ONNX's inference; no room fell
-    "placement": 1546,  # masks, sizes, a last Concat and bits of float32 apart; no room fell
+    "placement": 1563,  # masks, sizes, a last Concat and float32 apart; nodes of layers, of which torch fell
     "quantized": 1487,  # scales by channel become one range; no room fell
     "quantizing": 354,
     "remedies": 1536,  # 16 bits for single sums and norms; no room fell
@@ -182,7 +182,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 1069,  # bounds on native libraries, groups, what readers took and left; no room fell
     "targets": 6287,  # 16-bit pairs by what they clip, quantizers of QONNX; no room fell
     "tools": 1752,  # weights unlike the graph are noted; no room fell
-    "torch": 6247,
+    "torch": 6231,
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-import onnx_graphsurgeon as gs
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -22,6 +21,7 @@ from onnxfq.documents.rounding import NEAREST
 from onnxfq.documents.schemes import ActivationScheme
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.names import Use
+from onnxfq.placement.bare_products import list_products
 from onnxfq.placement.left_out import WHY_FLOAT
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_input, refuse
@@ -197,27 +197,10 @@ def _decide_weights(layer: Layer, recipe: Recipe, policy: TargetPolicy) -> tuple
     return placed, ""
 
 
-def _list_products(layer: Layer) -> Iterator[gs.Node]:
-    """Yield the products of a layer as nodes; nothing has values here, and inputs have no shapes."""
-    form = layer.kind.form
-    inputs = [gs.Variable(layer.tensor(name), np.float32) for name in layer.activations]
-    weights = [
-        gs.Constant(layer.tensor(name), np.broadcast_to(np.float32(0), tuple(weight.shape)))
-        for name, weight in layer.parameters.items()
-    ]
-    if form != "MatMul":
-        attributes = {"transB": 1} if form == "Gemm" else {}
-        for weight in weights:
-            x = inputs[0] if inputs else gs.Variable("", np.float32)
-            yield gs.Node(form, layer.name, attributes, [x, weight])
-        return
-    turned = [gs.Variable(f"{weight.name}/turned", np.float32) for weight in weights]
-    for weight, result in zip(weights, turned, strict=True):
-        gs.Node("Transpose", result.name, {"perm": [1, 0]}, [weight], [result])
-    gs.Node("Softmax", outputs=[inputs[5]])
-    second = [*(turned * 3)[:3], inputs[4], inputs[6]]
-    for operands in zip([*inputs[:4], inputs[5]], second, strict=True):
-        yield gs.Node(form, layer.name, inputs=list(operands))
+def _list_products(layer: Layer) -> Iterator[Any]:
+    inputs = [layer.tensor(name) for name in layer.activations]
+    weights = {layer.tensor(name): tuple(weight.shape) for name, weight in layer.parameters.items()}
+    return list_products(layer.name, layer.kind.form, inputs, weights)
 
 
 def _refuse_features(layer: Layer, recipe: Recipe) -> None:

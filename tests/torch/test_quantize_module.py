@@ -636,7 +636,7 @@ def test_attention_is_quantized_as_a_whole_or_not_at_all(kept, other, target):
 
 
 def test_a_plan_is_made_without_notes(capfd, caplog):
-    """What torch's optimizer tells of its own work reaches neither a log nor the screen."""
+    """Notes of torch's optimizer reach neither a log nor the screen."""
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     with caplog.at_level("INFO"):
         quantize_module(model, example_inputs=torch.randn(2, 5, 8))
