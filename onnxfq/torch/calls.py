@@ -1,9 +1,9 @@
 """Calls of torch's functions in the forwards of modules: every tensor that one reads has a place.
 
-A place is the module whose forward calls, the function, the number of that call in one run of the forward,
-and the position of the tensor among the arguments. A `TorchFunctionMode` sees the calls: while a plan is made
-it marks the tensors of the export, and later it quantizes them. Both see the same calls, so each tensor is
-treated as it was planned.
+A place is the module whose forward calls, the function, the number of that call in one run of the forward
+among those that read floats, and the position of the tensor among the arguments. A `TorchFunctionMode` sees
+the calls: while a plan is made it marks the tensors of the export, and later it quantizes them. Both see the
+same calls, so each tensor is treated as it was planned.
 
 Functions that the export writes in several steps are written out the same way, and the calls inside them have
 places too: scaled_dot_product_attention, linear of more than two axes, unbind, stack and roll.
@@ -37,7 +37,7 @@ class CallPlace(NamedTuple):
         path: of the module whose forward calls.
         outer: the function around the call that is written out, if any.
         function: what is called; None for a tensor of a module that is known by name.
-        number: of the call among those of the function in one run of the forward.
+        number: of the call among those of the function that read floats, in one run of the forward.
         leaf: position of the tensor among all tensors in the arguments, or its name.
     """
 
@@ -126,7 +126,8 @@ class Calls(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `function` with its tensors changed, if the call is of this forward and changes any."""
         given = {} if kwargs is None else kwargs
-        if _running()[-1] is not self or not self.counts_calls(function):
+        known = _running()[-1] is self and self.counts_calls(function)
+        if not known or not _has_floats([*args, *given.values()]):
             return run(function, args, given)
         number = self.counts.get(function, 0)
         self.counts[function] = number + 1
@@ -168,6 +169,13 @@ class Calls(TorchFunctionMode):
     def change(self, function: Function, number: int, leaf: int, tensor: Tensor) -> Tensor:
         """Return what the call reads in place of `tensor`."""
         raise NotImplementedError
+
+
+def _has_floats(value: Any) -> bool:
+    """Tell whether a call reads floats: an export computes indices and masks in its own way."""
+    if isinstance(value, (Tensor, fx.Proxy)):
+        return isinstance(value, fx.Proxy) or value.is_floating_point()
+    return type(value) in (tuple, list) and any(_has_floats(one) for one in value)
 
 
 class QuantizedCalls(Calls):

@@ -40,15 +40,13 @@ class LayerKind:
     Attributes:
         op_types: the ONNX operators it becomes, as recipes name them.
         weights: returns the names of its weights.
-        channel_axis: output-channel axis of the weights; None if there is none, or several.
-        summed_axis: axis of the weights that the product sums over; None if there is none, or several.
+        form: the ONNX operator with a product of such weights; the planner decides on its node.
         has_input: whether its input is multiplied as well.
     """
 
     op_types: tuple[str, ...]
     weights: Callable[[nn.Module], tuple[str, ...]]
-    channel_axis: int | None
-    summed_axis: int | None
+    form: str
     has_input: bool
 
 
@@ -68,20 +66,22 @@ def _projections(module: nn.Module) -> tuple[str, ...]:
 
 
 _name_weight, _cell_weights = _always("weight"), _always("weight_ih", "weight_hh")
-_CONV = LayerKind(("Conv",), _name_weight, 0, None, True)
-_TRANSPOSED = LayerKind(("ConvTranspose",), _name_weight, 1, None, True)
+_CONV = LayerKind(("Conv",), _name_weight, "Conv", True)
+_TRANSPOSED = LayerKind(("ConvTranspose",), _name_weight, "ConvTranspose", True)
 
 LAYERS: dict[type[nn.Module], LayerKind] = {
-    nn.Linear: LayerKind(("Gemm", "MatMul"), _name_weight, 0, 1, True),
+    nn.Linear: LayerKind(("Gemm", "MatMul"), _name_weight, "Gemm", True),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONV),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _TRANSPOSED),
-    nn.MultiheadAttention: LayerKind(("MatMul",), _projections, 0, 1, True),
-    **dict.fromkeys((nn.Embedding, nn.EmbeddingBag), LayerKind(("Gather",), _name_weight, 0, None, False)),
-    nn.LSTM: LayerKind(("LSTM",), _recurrent_weights, 0, 1, False),
-    nn.GRU: LayerKind(("GRU",), _recurrent_weights, 0, 1, False),
-    nn.RNN: LayerKind(("RNN",), _recurrent_weights, 0, 1, False),
-    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), LayerKind(("Gemm",), _cell_weights, 0, 1, False)),
-    nn.Bilinear: LayerKind(("MatMul",), _name_weight, 0, None, False),
+    nn.MultiheadAttention: LayerKind(("MatMul",), _projections, "MatMul", True),
+    **dict.fromkeys((nn.Embedding, nn.EmbeddingBag), LayerKind(("Gather",), _name_weight, "Conv", False)),
+    nn.LSTM: LayerKind(("LSTM",), _recurrent_weights, "Gemm", False),
+    nn.GRU: LayerKind(("GRU",), _recurrent_weights, "Gemm", False),
+    nn.RNN: LayerKind(("RNN",), _recurrent_weights, "Gemm", False),
+    **dict.fromkeys(
+        (nn.LSTMCell, nn.GRUCell, nn.RNNCell), LayerKind(("Gemm",), _cell_weights, "Gemm", False)
+    ),
+    nn.Bilinear: LayerKind(("MatMul",), _name_weight, "Conv", False),
 }
 
 

@@ -6,7 +6,7 @@ calls. A tensor has the name of the module, and of what it is there: input, weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -45,6 +45,13 @@ def is_leaf(module: nn.Module) -> bool:
     """Tell whether a module is one operation for its user: a layer, or another module of torch.nn."""
     own = type(module).__module__.startswith("torch.nn.modules.")
     return layer_kind(module) is not None or (own and not any(module.children()))
+
+
+def _choose(places: Sequence[CallPlace]) -> CallPlace:
+    """Return the place of an edge that has a name, or the call that is written out, before its steps."""
+    named = (place for place in places if isinstance(place.leaf, str))
+    whole = (place for place in places if (place.function, place.number) == places[0].outer)
+    return next(named, None) or next(whole, places[0])
 
 
 @dataclass(frozen=True)
@@ -145,6 +152,12 @@ class CallNames:
         found = self._find(use)
         return None if found is None or self.explain_lost(found) else found
 
+    def places(self, use: Use) -> list[CallPlace]:
+        """Return where the module reads an input of `prepared`, and where it computes the same once more."""
+        twins = [_choose(found) for found in self.record.twins.get(use, ())]
+        found = (self.place(use), *(twin for twin in twins if not self.explain_lost(twin)))
+        return [place for place in found if place is not None]
+
     def explain_lost(self, place: CallPlace | None) -> str:
         """Return why the tensor at a place cannot be quantized; empty if it can."""
         if place is None:
@@ -159,9 +172,7 @@ class CallNames:
     def _find(self, use: Use) -> CallPlace | None:
         found = self.record.places.get(use)
         if found is not None:
-            named = (place for place in found if isinstance(place.leaf, str))
-            whole = (place for place in found if (place.function, place.number) == found[0].outer)
-            return next(named, None) or next(whole, found[0])
+            return _choose(found)
         node = self._nodes.get(use.node)
         if node is None or use.input >= len(node.input):
             return None

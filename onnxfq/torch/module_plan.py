@@ -16,10 +16,8 @@ from itertools import pairwise
 from torch import nn
 
 from onnxfq.calibration.calibrators import Calibrator
-from onnxfq.documents.override import match_name
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import PER_TENSOR
@@ -30,7 +28,7 @@ from onnxfq.targets.target import prepare_model
 from onnxfq.torch.calls import CallPlace
 from onnxfq.torch.layers import LAYERS
 from onnxfq.torch.module_names import CallNames, QuantizerHolder
-from onnxfq.torch.placement import Layer
+from onnxfq.torch.placement import Layer, check_overrides, name_rounding, rename_overrides
 from onnxfq.torch.recording import CallRecord
 
 _QUOTED = re.compile("'([^']+)'")
@@ -125,12 +123,10 @@ def plan_module(
     groups = _join(plan, [q for q in made if not any(holder.path in alone for holder in q.holders)])
     named = {holder.path for quantizer in groups for holder in quantizer.holders}
     attentions = {layer.name for layer in layers if layer.kind is LAYERS[nn.MultiheadAttention]} & named
-    kept = [
-        p
-        for p in by_layers.placements
-        if p.uses[0].node in alone or (p.role == "weight" and p.uses[0].node in attentions)
-    ]
-    groups += list(_quantizers_of_layers(kept))
+    for placement in by_layers.placements:
+        layer = placement.uses[0].node
+        if layer in alone or (placement.role == "weight" and layer in attentions):
+            groups += _quantizers_of_layers([placement])
     renamed = list(_with_uses(groups))
     quantizers = tuple(quantizer for quantizer, _ in renamed)
     uses = dict(ChainMap(*(found for _, found in renamed)))
@@ -138,18 +134,13 @@ def plan_module(
     told = {one.why for one in skipped}
     tensors = (one for one in plan.skipped if one.kind == "tensor" and one.why == lost.get(one.name))
     skipped += [one for one in tensors if one.why not in told]
-    return ModulePlan(
-        by_layers.model_copy(
-            update={
-                "placements": tuple(quantizer.placement for quantizer in quantizers),
-                "nodes": (*nodes, *(node for node in by_layers.nodes if node.node in alone)),
-                "skipped": (*skipped, *(one for one in by_layers.skipped if one.name in alone)),
-            }
-        ),
-        quantizers,
-        tuple(record.norms),
-        find_masked_scores(names.prepared.index),
-    )
+    changed = {
+        "placements": tuple(quantizer.placement for quantizer in quantizers),
+        "nodes": (*nodes, *(node for node in by_layers.nodes if node.node in alone)),
+        "skipped": (*skipped, *(one for one in by_layers.skipped if one.name in alone)),
+    }
+    masked = find_masked_scores(names.prepared.index)
+    return ModulePlan(by_layers.model_copy(update=changed), quantizers, tuple(record.norms), masked)
 
 
 def _make(
@@ -162,27 +153,24 @@ def _make(
     holders: list[QuantizerHolder] = []
     sites: dict[Use, str] = {}
     for use in placement.uses:
-        place, held = names.place(use), names.weight_holder(use)
+        read, held = names.places(use), names.weight_holder(use)
         if placement.role == "weight" and held is not None:
             holders.append(held)
             sites[use] = held.path
             if str(held) in formats and placement.spec.granularity.axis is not None:
                 # A weight may be stored the other way round than the layer holds it.
                 placement = placement.model_copy(update={"spec": formats[str(held)]})
-        elif place is not None:
-            holders.append(names.holder(place))
-            sites[use] = names.site(place)
-            if names.is_table(place):
-                places[place] = holders[-1]
+        elif read:
+            holders += map(names.holder, read)
+            sites[use] = names.site(read[0])
+            places |= {place: names.holder(place) for place in read if names.is_table(place)}
     if placement.role == "activation" and placement.spec.granularity != PER_TENSOR:
         spec = placement.spec.model_copy(update={"granularity": PER_TENSOR})
         why = f"{placement.why}; one scale for all channels: equalize depthwise is for ONNX models"
         usual = placement.calibrator if usual is None else usual
         placement = placement.model_copy(update={"spec": spec, "why": why, "calibrator": usual})
-    if placement.role == "weight" and placement.rounding not in (AUTO, NEAREST):
-        why = f"{placement.why}; rounded to nearest: rounding {placement.rounding} is for ONNX models"
-        placement = placement.model_copy(update={"why": why})
     if holders:
+        placement = name_rounding(placement)
         yield PlacedQuantizer(placement, tuple(dict.fromkeys(holders)), places, sites, (placement.tensor,))
 
 
@@ -199,11 +187,8 @@ def _join(plan: Plan, quantizers: list[PlacedQuantizer]) -> list[PlacedQuantizer
         first[tensor] = same
     for bridge in plan.bridges:
         joined = list(dict.fromkeys(first[name] for name in bridge.tensors if first.get(name) in groups))
-        if (
-            bridge.one_scale
-            and bridge.required
-            and len({groups[name].placement.spec for name in joined}) == 1
-        ):
+        formats = {groups[name].placement.spec for name in joined}
+        if bridge.one_scale and bridge.required and len(formats) == 1:
             for other in joined[1:]:
                 groups[joined[0]] = groups[joined[0]].joined(groups.pop(other))
                 first |= {name: joined[0] for name, group in first.items() if group == other}
@@ -220,10 +205,8 @@ def _with_uses(quantizers: Iterable[PlacedQuantizer]) -> Iterator[tuple[PlacedQu
             slots[site] = slots.get(site, 0) + 1
         changed = {"tensor": str(quantizer.holders[0]), "uses": tuple(at.values())}
         placement = quantizer.placement.model_copy(update=changed)
-        yield (
-            replace(quantizer, placement=placement),
-            {use: at[site] for use, site in quantizer.sites.items()},
-        )
+        found = {use: at[site] for use, site in quantizer.sites.items()}
+        yield replace(quantizer, placement=placement), found
 
 
 def _list_sites(
@@ -269,40 +252,20 @@ def _translate(recipe: Recipe, names: CallNames, layers: Sequence[Layer]) -> Rec
         if place is not None:
             site, kind = names.site(place), names.type_name(place, node.op_type)
             nodes[node.name] = (site, {kind, node.op_type, *kinds.get(site, ())})
-    tensors = dict(_name_tensors(names))
-    known = {site: "" for site, _ in nodes.values()} | {layer.name: "" for layer in layers}
-    types = {kind: kind for _, kinds in nodes.values() for kind in kinds} | {
-        name: name for layer in layers for name in (layer.type_name, *layer.kind.op_types)
-    }
-    weights = {layer.tensor(name) for layer in layers for name in (*layer.activations, *layer.parameters)}
-    recipe = recipe.for_modules({site: site for site in known})
-    recipe.check_names(known | types, {str(holder) for _, holder in tensors.items()} | weights)
-    overrides = []
-    for one in recipe.overrides:
-        found = [
-            name
-            for name, (site, kinds) in nodes.items()
-            if kinds & set(one.op_types) or any(match_name(pattern, site) for pattern in one.nodes)
-        ]
-        read = [
-            name
-            for (name, _), holder in tensors.items()
-            if any(match_name(pattern, str(holder)) for pattern in one.tensors)
-        ]
-        if found or read:
-            update = {"nodes": tuple(found), "tensors": tuple(read), "op_types": (), "modules": ()}
-            overrides.append(one.model_copy(update=update))
-    return recipe.model_copy(update={"overrides": tuple(overrides)})
+    tensors = [(name, str(holder)) for name, holder in _name_tensors(names)]
+    recipe = recipe.for_modules({name: name for name in (*(s for s, _ in nodes.values()), *kinds)})
+    check_overrides(recipe, layers, nodes, (own for _, own in tensors))
+    return rename_overrides(recipe, nodes, tensors)
 
 
-def _name_tensors(names: CallNames) -> Iterator[tuple[tuple[str, Use], QuantizerHolder]]:
-    """Yield each tensor that a node reads, with the node, and the module that would hold its quantizer."""
+def _name_tensors(names: CallNames) -> Iterator[tuple[str, QuantizerHolder]]:
+    """Yield each tensor that a node reads, and the module that would hold its quantizer."""
     constants = names.prepared.constants
     for node in names.prepared.proto.graph.node:
         for slot, name in enumerate(node.input):
             use = Use(node.name, slot)
             place, held = names.place(use), names.weight_holder(use) if name in constants else None
             if held is not None and slot == 1:
-                yield (name, use), held
+                yield name, held
             elif place is not None:
-                yield (name, use), names.holder(place)
+                yield name, names.holder(place)

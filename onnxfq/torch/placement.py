@@ -7,32 +7,26 @@ operators works for both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from onnxfq.calibration.calibrators import MINMAX
-from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Role, Skipped
+from onnxfq.documents.override import match_name
+from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.plan_text import plan_summary
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.rounding import AUTO, NEAREST
-from onnxfq.documents.schemes import ActivationScheme, WeightScheme
+from onnxfq.documents.rounding import NEAREST
+from onnxfq.documents.schemes import ActivationScheme
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.names import Use
-from onnxfq.numerics.spec import QuantSpec
+from onnxfq.placement.bare_products import list_products
 from onnxfq.placement.left_out import WHY_FLOAT
-from onnxfq.placement.target_policy import Operands
-from onnxfq.placement.weighted_ops import (
-    choose_calibrator,
-    choose_granularity,
-    explain_transposed,
-    list_numbers,
-    refuse,
-)
+from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.placement.weighted_ops import decide_weighted, place_input, refuse
+from onnxfq.support.reasons import rule_of
 from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
@@ -71,6 +65,11 @@ class Layer:
     def tensor(self, name: str) -> str:
         """Return the full name of a tensor of the layer."""
         return f"{self.name}.{name}" if self.name else name
+
+    @property
+    def tensors(self) -> list[str]:
+        """Full names of what the layer reads."""
+        return [self.tensor(name) for name in (*self.activations, *self.parameters)]
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
@@ -123,21 +122,24 @@ def refuse_rewrites(recipe: Recipe) -> None:
         )
 
 
-def plan_layers(model: nn.Module, recipe: Recipe, layers: list[Layer]) -> Plan:
+def plan_layers(recipe: Recipe, layers: Sequence[Layer]) -> Plan:
     """Return the plan of `recipe` for the layers; other operations of the module are in no plan yet.
 
     Raises RecipeError for formats that the target does not accept.
     """
-    recipe = translate_op_types(recipe, {layer.type_name: layer.kind.op_types for layer in layers})
+    sites = {layer.name: (layer.name, (layer.type_name, *layer.kind.op_types)) for layer in layers}
+    recipe = rename_overrides(recipe, sites, [(name, name) for layer in layers for name in layer.tensors])
     placements: list[Placement] = []
     nodes, skipped = [], []
     for layer in layers:
-        placed, why_float = _decide(layer, recipe)
+        _refuse_features(layer, recipe)
+        decided, why_float = _decide(layer, recipe)
+        needs = tuple(Use(layer.name, slot) for slot in range(len(decided)))
+        for use, placement in zip(needs, decided, strict=True):
+            why = placement.why.replace(layer.kind.form, layer.type_name, 1)
+            placements.append(name_rounding(placement.model_copy(update={"uses": (use,), "why": why})))
         if why_float:
             skipped.append(Skipped(name=layer.name, kind="node", op_type=layer.type_name, why=why_float))
-        else:
-            placements += placed
-        needs = tuple(placement.uses[0] for placement in placed)
         nodes.append(QuantizableNode(node=layer.name, op_type=layer.type_name, needs=needs))
     return LayerPlan(
         model_sha256="",
@@ -150,121 +152,115 @@ def plan_layers(model: nn.Module, recipe: Recipe, layers: list[Layer]) -> Plan:
     )
 
 
-def _decide(site: Layer, recipe: Recipe) -> tuple[list[Placement], str]:
-    """Return the placements of one layer, and why it nevertheless stays float; empty if it does not."""
-    names: list[tuple[str, Role]] = [(name, "activation") for name in site.activations]
-    names += [(name, "weight") for name in site.parameters]
-    op_type, placed, kept = site.type_name, [], site.why_float
-    if not kept and site.depthwise and recipe.depthwise == "float":
-        kept = WHY_FLOAT
-    for slot, (name, role) in enumerate(names):
-        tensor = site.tensor(name)
-        kept = kept or recipe.explain_float(site.name, op_type, tensor)
-        spec: QuantSpec | None
-        if role == "weight":
-            weights = recipe.weight_for(site.name, op_type, tensor)
-            numbers, calibrator = _numbers(weights, recipe), weights.calibrator
-            # Other block sizes are for ONNX models.
-            one_size = weights.model_copy(update={"other_block_sizes": ()})
-            policy, axes = (
-                target_by_name(recipe.target).policy,
-                (site.kind.summed_axis, site.kind.channel_axis),
-            )
-            shape = tuple(site.parameters[name].shape)
-            granularity, why = choose_granularity(site.kind.op_types[0], shape, one_size, policy, *axes)
-            spec, why = QuantSpec(**numbers, granularity=granularity), f"weight of {op_type}, {why}"
-            if weights.rounding not in (AUTO, NEAREST):
-                why += f"; rounded to nearest: rounding {weights.rounding} is for ONNX models"
-        else:
-            scheme = recipe.activation_for(site.name, op_type, tensor)
-            spec = None if scheme is None else QuantSpec(**_numbers(scheme, recipe))
-            why = f"input of {op_type}"
-            if site.depthwise and scheme is not None and scheme.equalize == "depthwise":
-                why += "; one scale for all channels: equalize depthwise is for ONNX models"
-            calibrator, known = MINMAX, ""
-            if scheme is not None:
-                calibrator, known = choose_calibrator(scheme, "Softmax" if name == "context_input" else "")
-            why += known
-        if spec is not None:
-            use = Use(site.name, slot)
-            placed.append(
-                Placement(tensor=tensor, role=role, spec=spec, uses=(use,), why=why, calibrator=calibrator)
-            )
-    if kept:
-        return placed, kept
-    if not site.kind.has_input and not _is_requested(recipe, site):
-        return placed, (
-            f"target {recipe.target} has no quantized {op_type}; an override with weights quantizes it"
-        )
-    if not placed:
-        return [], f"recipe {recipe.name} quantizes weights only, and {op_type} has none"
-    return placed, _explain_target(site, recipe, placed)
+def name_rounding(placement: Placement) -> Placement:
+    """Return a placement that says if its weight is rounded otherwise in an ONNX model."""
+    if placement.role != "weight" or placement.rounding == NEAREST:
+        return placement
+    why = f"{placement.why}; rounded to nearest: rounding {placement.rounding} is for ONNX models"
+    return placement.model_copy(update={"why": why})
 
 
-def _is_requested(recipe: Recipe, site: Layer) -> bool:
-    tensors = [site.tensor(name) for name in site.parameters]
-    return not target_by_name(recipe.target).has_pairs or any(
-        override.weights and override.matches(site.name, site.type_name, tensor)
-        for override in recipe.overrides
-        for tensor in tensors
-    )
-
-
-def _numbers(scheme: ActivationScheme | WeightScheme, recipe: Recipe) -> dict[str, Any]:
-    """Return the number format of `scheme` as the fields of a spec.
-
-    Raises RecipeError for features that a module does not have: formula-derived scales, several scales of an
-    activation, and fractional zero points.
-    """
-    dynamic = isinstance(scheme, ActivationScheme) and scheme.dynamic
-    in_parts = isinstance(scheme, ActivationScheme) and scheme.granularity != "per_tensor"
-    if dynamic or in_parts or scheme.scale_type != "float32" or scheme.zero_point == "fractional":
-        what = f"scale_type {scheme.scale_type}"
-        what = f"granularity {scheme.granularity} of activations" if in_parts else what
-        what = "dynamic scales" if dynamic else what
-        what = "fractional zero points" if scheme.zero_point == "fractional" else what
-        raise RecipeError(
-            f"recipe {recipe.name} asks for {what}, which torch modules do not have; quantize the exported "
-            "ONNX model with it"
-        )
-    return list_numbers(scheme)
-
-
-def _explain_target(site: Layer, recipe: Recipe, placed: list[Placement]) -> str:
-    """Return why the target would run a layer in float nevertheless; empty if it would not.
-
-    Raises RecipeError if the target does not accept one of its placements.
-    """
-    shapes = {site.tensor(name): tuple(weight.shape) for name, weight in site.parameters.items()}
-    # Shapes are unknown before the module runs.
-    names = (site.tensor(name) for name in (*site.activations, *site.parameters))
-    inputs = tuple(SimpleNamespace(name=name, shape=None) for name in names)
-    node = SimpleNamespace(
-        op=site.kind.op_types[0], name=site.name, inputs=inputs, outputs=(), attrs={}, domain=""
-    )
-    operands = Operands(node, placed, shapes)
+def _decide(layer: Layer, recipe: Recipe) -> tuple[list[Placement], str]:
+    """Return the placements of one layer, and why it stays float; empty if it does not."""
     policy = target_by_name(recipe.target).policy
-    refuse(operands, policy)
-    if not site.kind.has_input:
-        return ""
-    return policy.keeps_float(operands) or explain_transposed(site.kind.op_types[0], recipe, policy)
+    if layer.why_float or (layer.depthwise and recipe.depthwise == "float"):
+        return [], layer.why_float or WHY_FLOAT
+    if not layer.kind.has_input:
+        return _decide_weights(layer, recipe, policy)
+    decisions = [decide_weighted(node, recipe, policy) for node in _list_products(layer)]
+    placed = {p.tensor: p for decision in decisions for p in decision.placements}
+    # A recipe of weights leaves products of two activations alone.
+    kept = (d.why_float for d in decisions if not placed or rule_of(d.why_float) != "weights-only")
+    why_float = next(filter(None, kept), "")
+    return [] if why_float else list(placed.values()), why_float
 
 
-def translate_op_types(recipe: Recipe, op_types: Mapping[str, tuple[str, ...]]) -> Recipe:
-    """Return the recipe with the ONNX operators in its overrides replaced by torch's types.
+def _decide_weights(layer: Layer, recipe: Recipe, policy: TargetPolicy) -> tuple[list[Placement], str]:
+    """Decide on a layer whose input is not multiplied."""
+    products = list(_list_products(layer))
+    names = [product.inputs[1].name for product in products]
+    kept = next(filter(None, (recipe.explain_float(layer.name, "", name) for name in names)), "")
+    asked = any(
+        one.weights and one.matches(layer.name, "", name) for one in recipe.overrides for name in names
+    )
+    if not kept and not asked and target_by_name(recipe.target).has_pairs:
+        lacks = f"target {recipe.target} has no quantized {layer.type_name}"
+        kept = f"{lacks}; an override with weights quantizes it"
+    if kept:
+        return [], kept
+    placed = []
+    for product in products:
+        placement = place_input(product, 1, recipe, policy)
+        assert placement is not None  # a weight
+        refuse(Operands(product, [placement], {}), policy)
+        placed.append(placement)
+    return placed, ""
+
+
+def _list_products(layer: Layer) -> Iterator[Any]:
+    inputs = [layer.tensor(name) for name in layer.activations]
+    weights = {layer.tensor(name): tuple(weight.shape) for name, weight in layer.parameters.items()}
+    return list_products(layer.name, layer.kind.form, inputs, weights)
+
+
+def _refuse_features(layer: Layer, recipe: Recipe) -> None:
+    """Raise RecipeError for features that a module does not have.
+
+    They are formula-derived scales, several scales of an activation, and fractional zero points.
+    """
+    given = (recipe.activation_for(layer.name, "", layer.tensor(name)) for name in layer.activations)
+    inputs = [scheme for scheme in given if scheme is not None]
+    weights = [recipe.weight_for(layer.name, "", layer.tensor(name)) for name in layer.parameters]
+    for scheme in (*inputs, *weights):
+        parts = scheme.granularity if isinstance(scheme, ActivationScheme) else "per_tensor"
+        features = {
+            "fractional zero points": scheme.zero_point == "fractional",
+            "dynamic scales": isinstance(scheme, ActivationScheme) and scheme.dynamic,
+            f"granularity {parts} of activations": parts != "per_tensor",
+            f"scale_type {scheme.scale_type}": scheme.scale_type != "float32",
+        }
+        found = next((name for name, is_asked in features.items() if is_asked), "")
+        if found:
+            raise RecipeError(
+                f"recipe {recipe.name} asks for {found}, which torch modules do not have; quantize the "
+                "exported ONNX model with it"
+            )
+
+
+def check_overrides(
+    recipe: Recipe,
+    layers: Sequence[Layer],
+    sites: Mapping[str, tuple[str, Collection[str]]],
+    tensors: Iterable[str] = (),
+) -> None:
+    """Raise RecipeError for names that match no layer, and nothing else that is given."""
+    types = {kind for layer in layers for kind in (layer.type_name, *layer.kind.op_types)}
+    types |= {kind for _, kinds in sites.values() for kind in kinds}
+    names = dict.fromkeys([*(layer.name for layer in layers), *(site for site, _ in sites.values())], "")
+    known = {*tensors, *(name for layer in layers for name in layer.tensors)}
+    recipe.check_names(names | {kind: kind for kind in types}, known)
+
+
+def rename_overrides(
+    recipe: Recipe, sites: Mapping[str, tuple[str, Collection[str]]], tensors: Iterable[tuple[str, str]]
+) -> Recipe:
+    """Return the recipe with overrides that name nodes and tensors as the planner does.
 
     Args:
-        recipe: with overrides by type.
-        op_types: the operators that each of torch's types becomes.
+        recipe: with overrides in the names of a module.
+        sites: name and types of the layer or the call by node.
+        tensors: each tensor with its name in the module.
     """
-    types: dict[str, list[str]] = {}
-    for name, operators in op_types.items():
-        for operator in operators:
-            types.setdefault(operator, []).append(name)
-    overrides = tuple(
-        override.model_copy(
-            update={"op_types": tuple(t for op in override.op_types for t in types.get(op, [op]))}
-        )
-        for override in recipe.overrides
-    )
-    return recipe.model_copy(update={"overrides": overrides})
+    overrides = []
+    named = list(tensors)
+    for one in recipe.overrides:
+        found = [
+            name
+            for name, (site, kinds) in sites.items()
+            if set(kinds) & set(one.op_types) or any(match_name(pattern, site) for pattern in one.nodes)
+        ]
+        read = [name for name, own in named if any(match_name(pattern, own) for pattern in one.tensors)]
+        if found or read:
+            update = {"nodes": tuple(found), "tensors": tuple(read), "op_types": (), "modules": ()}
+            overrides.append(one.model_copy(update=update))
+    return recipe.model_copy(update={"overrides": tuple(overrides)})

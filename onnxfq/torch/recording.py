@@ -47,6 +47,7 @@ class CallRecord:
 
     Attributes:
         places: the places that an edge ran through, the nearest to its node first.
+        twins: the same of the nodes that the exporter joins with the node, because they compute the same.
         counts: calls in one run of the forward at a path, by the function around a call and the function.
         seen: all places in the order of the calls.
         held: the name of the parameter that a call reads, by place.
@@ -55,6 +56,7 @@ class CallRecord:
     """
 
     places: dict[Use, tuple[CallPlace, ...]] = field(default_factory=dict)
+    twins: dict[Use, list[tuple[CallPlace, ...]]] = field(default_factory=dict)
     counts: dict[str, dict[tuple[Outer, Function], int]] = field(default_factory=dict)
     seen: list[CallPlace] = field(default_factory=list)
     held: dict[CallPlace, str] = field(default_factory=dict)
@@ -150,18 +152,24 @@ def record_calls(
         ran, record.counts = record.counts, {}
         proto = _export(run, tensors)
         traced, record.counts = record.counts, ran
+        edges = _take_out_marks(proto, record)
+        # Across marks the exporter has found no constants, and nothing to join.
+        joined = ir.serde.deserialize_model(proto)
+        optimizer.optimize_ir(joined, should_fold=_may_fold)
+        proto = ir.serde.serialize_model(joined)
     record.find_branches(traced)
-    edges = _take_out_marks(proto, record)
     record.norms = list(edges.find_norms())
-    # Across marks the exporter has found no constants, and nothing to join.
-    joined = ir.serde.deserialize_model(proto)
-    optimizer.optimize_ir(joined, should_fold=_may_fold)
-    proto = ir.serde.serialize_model(joined)
-    folded = edges.makers.keys() - {name for node in proto.graph.node for name in node.output}
+    left = edges.makers.keys() - {name for node in proto.graph.node for name in node.output}
+    twins: dict[str, list[str]] = {}
+    for name, first in edges.first.items():
+        twins.setdefault(first, []).extend([name] if name in left else ())
     for node in proto.graph.node:
         for slot in range(len(node.input)):
-            if places := edges.find(node, slot, folded):
-                record.places[Use(node.name, slot)] = places
+            outputs = node.output[0], *twins.get(node.output[0], ())
+            own, *others = (edges.find(node, output, slot, left) for output in outputs)
+            if own:
+                record.places[Use(node.name, slot)] = own
+                record.twins[Use(node.name, slot)] = list(filter(None, others))
     return record, load(proto)
 
 
@@ -189,17 +197,15 @@ class _FixedCall(nn.Module):
 
 
 def _export(module: nn.Module, tensors: list[Tensor]) -> onnx.ModelProto:
-    # A batch of one is a constant to torch.export.
-    twice = [torch.cat([x, x]) if x.ndim and len(x) == 1 else x for x in tensors]
-    for inputs, dynamic in ((twice, True), (tensors, False)):
+    def export(inputs: list[Tensor], dynamic: bool) -> onnx.ModelProto:
         bound = bind(module, inputs)
         request = Request(bound, name_inputs(bound, None, None), None, dynamic, None)
-        try:
-            return run("dynamo", module, request, contextlib.nullcontext())
-        except ModelError:
-            if not dynamic:
-                raise
-    raise AssertionError("a loop that returns or raises")
+        return run("dynamo", module, request, contextlib.nullcontext())
+
+    try:  # a batch of one is a constant to torch.export
+        return export([torch.cat([x, x]) if x.ndim and len(x) == 1 else x for x in tensors], dynamic=True)
+    except ModelError:
+        return export(tensors, dynamic=False)
 
 
 @contextlib.contextmanager
@@ -244,21 +250,30 @@ class _Edges:
     Attributes:
         makers: the operator that makes each tensor.
         ends: the tensor that an input reads, and the places in between, by the first output of its node.
+        first: by the first output of a node, that of the first node that computes the same.
     """
 
     makers: dict[str, str] = field(default_factory=dict)
     ends: dict[tuple[str, int], tuple[str, tuple[CallPlace, ...]]] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
 
-    def find(self, node: onnx.NodeProto, slot: int, folded: Collection[str]) -> tuple[CallPlace, ...]:
+    def find(
+        self, node: onnx.NodeProto, output: str, slot: int, left: Collection[str]
+    ) -> tuple[CallPlace, ...]:
         """Return the places between an input of a node and the tensor that it reads now, or what made that.
 
-        Tensors in `folded` are made no more.
+        Args:
+            node: a node after the exporter has joined some.
+            output: its first output, or that of a node that is joined with it.
+            slot: position of the input.
+            left: tensors that are made no more.
         """
-        name, nearest = self.ends.get((node.output[0], slot), ("", ()))
+        name, nearest = self.ends.get((output, slot), ("", ()))
         places, is_reached = nearest, False
         while name:
+            name = self.first.get(name, name) if name in left else name
             is_reached |= name == node.input[slot]
-            if is_reached and name not in folded:
+            if is_reached and name not in left:
                 return places
             # Of nodes of a kind in a row the last is left: what stood between them is inside.
             joined = self.makers.get(name) == node.op_type
@@ -310,6 +325,11 @@ def _take_out_marks(proto: Any, record: CallRecord) -> _Edges:
         edges.makers |= dict.fromkeys(node.output, node.op_type)
         for slot, (name, passed) in enumerate(ends):
             edges.ends[node.output[0], slot] = names.get(name, name), passed
+    same: dict[tuple[Any, ...], str] = {}
+    for node in kept:
+        read = tuple(edges.first.get(name, name) for name in node.input)
+        settings = sorted(one.SerializeToString(deterministic=True) for one in node.attribute)
+        edges.first[node.output[0]] = same.setdefault((node.op_type, read, *settings), node.output[0])
     replace_nodes(proto.graph, kept)
     remove_domain(proto, _DOMAIN)
     for value in [value for value in proto.graph.value_info if value.name in marks]:

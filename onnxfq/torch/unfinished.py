@@ -18,7 +18,7 @@ from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.layers import SUFFIX, Swapped, layer_kind, restore, swap
 from onnxfq.torch.module_names import QuantizerHolder
 from onnxfq.torch.module_plan import ModulePlan, plan_by_layers, plan_module
-from onnxfq.torch.placement import find_layers, plan_layers, refuse_rewrites
+from onnxfq.torch.placement import check_overrides, find_layers, plan_layers, refuse_rewrites
 from onnxfq.torch.quantizer import FakeQuantize
 from onnxfq.torch.recording import record_calls
 
@@ -44,7 +44,7 @@ class Unfinished:
         refuse_rewrites(recipe)
         self.recipe, self.settings, self.strict = recipe, settings, strict
         self.in_nodes = recipe.for_modules(paths)
-        self.by_layers = plan_layers(model, self.in_nodes, self.layers)
+        self.by_layers = plan_layers(self.in_nodes, self.layers)
         self.begin: Callable[[FakeQuantize], None] | None = None
         self.handle: Any = None
 
@@ -53,23 +53,16 @@ class Unfinished:
 
         Raises RecipeError for an override whose names match no layer: operations have no names yet.
         """
-        self._check_names()
+        try:
+            check_overrides(self.in_nodes, self.layers, {})
+        except RecipeError as error:
+            raise RecipeError(f"{error}; to name operations of a forward, give example_inputs") from None
         insert(model, plan_by_layers(self.by_layers, model), {}, self.settings, {})
         if layer_kind(model) is None:
             swap(model, {})  # the forward that runs with the first batch is known before it is planned
         waiting = Skipped(name=self.name, kind="node", op_type="forward", why=_WAITS)
         model.__dict__[PLAN] = self._with_skipped(waiting)
         self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
-
-    def _check_names(self) -> None:
-        layers = self.layers
-        types = {kind for layer in layers for kind in (layer.type_name, *layer.kind.op_types)}
-        nodes = {layer.name: layer.type_name for layer in layers} | {kind: kind for kind in types}
-        tensors = {layer.tensor(n) for layer in layers for n in (*layer.activations, *layer.parameters)}
-        try:
-            self.in_nodes.check_names(nodes, tensors)
-        except RecipeError as error:
-            raise RecipeError(f"{error}; to name operations of a forward, give example_inputs") from None
 
     def leave(self) -> None:
         """Wait no longer."""

@@ -4,8 +4,8 @@
 
 Needs torchvision, timm and transformers, which nothing else here needs; the networks have random weights. For
 each network and recipe the module is quantized, calibrated on one batch and exported. Its QuantizeLinear must
-be as many as the activations that `make_plan` places in the export of the float module. The exit code is 1
-where a number differs, and 2 without the packages.
+be as many as the activations that `make_plan` places in the export of the float module, or as many as
+`EXPECTED` says with the reason. The exit code is 1 where a number differs, and 2 without the packages.
 """
 
 from __future__ import annotations
@@ -147,6 +147,19 @@ NETWORKS: dict[str, Callable[[], Made]] = {
 }
 
 
+FROZEN = "two constants of frozen BatchNorms are computed in the module, and folded in the float export"
+EXPECTED: dict[tuple[str, str], tuple[int, int, str]] = {
+    ("detr", "onnxruntime-int8"): (77, 75, FROZEN),
+    ("detr", "qnn-int8"): (266, 264, FROZEN),
+    ("convnext", "qnn-int8"): (
+        131,
+        133,
+        "torch exports the pooling of channels last with a Gather, unless a quantizer stands before it",
+    ),
+}
+"""Numbers of both roads where they differ, and why, by network and recipe."""
+
+
 def build(name: str) -> Made:
     """Return a network with the same random weights at each call, and its inputs."""
     torch.manual_seed(0)
@@ -170,8 +183,11 @@ def compare(name: str, recipe: str, plain: onnxfq.Model) -> bool:
     stored = [one.name.removesuffix("/q") in expected for one in graph.initializer if one.name.endswith("/q")]
     found = sum(node.op_type == "QuantizeLinear" for node in graph.node) + sum(stored)
     rows = ", ".join(map(str, plan_of(network).coverage()))
-    print(f"{name} {recipe}: {found} for {len(expected)}; {rows}", flush=True)
-    return found == len(expected)
+    *known, why = EXPECTED.get((name, recipe), (len(expected), len(expected), "as many"))
+    as_known = [found, len(expected)] == known
+    told = why if as_known else f"{known[0]} for {known[1]} is known"
+    print(f"{name} {recipe}: {found} for {len(expected)}, {told}; {rows}", flush=True)
+    return as_known
 
 
 def main() -> int:
@@ -187,7 +203,7 @@ def main() -> int:
             return 2
         plain = onnxfq.load(export_torch(network, inputs))
         equal += [compare(name, recipe, plain) for recipe in RECIPES]
-    print(f"{sum(equal)} of {len(equal)} are equal")
+    print(f"{sum(equal)} of {len(equal)} are as expected")
     return 0 if all(equal) else 1
 
 

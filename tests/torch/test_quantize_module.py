@@ -294,6 +294,47 @@ def test_calls_that_an_export_alone_has_are_told():
     model(x)
 
 
+class Twice(nn.Module):
+    """A forward that computes one sum twice, as attentions with positions do for queries and keys."""
+
+    def __init__(self):
+        """Make the layers."""
+        super().__init__()
+        self.first, self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.positions = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x):
+        """[N, 3, 4] to [N, 3, 3]."""
+        x = self.first(x)
+        return self.query(x + self.positions) @ self.key(x + self.positions).transpose(1, 2)
+
+
+def test_both_of_two_equal_sums_are_quantized():
+    """The exporter computes one of them; each has the quantizers in the module, and the export is joined."""
+    model, x = Twice().eval(), torch.randn(2, 3, 4)
+    expected = onnxfq.make_plan(onnxfq.load(export_torch(model, (x,))), onnxfq.load_recipe("qnn-int8"))
+    prepared(model, x, "qnn-int8")
+    kinds = [node.op_type for node in export_torch(model, (x,)).graph.node]
+    assert kinds.count("QuantizeLinear") == len(expected.activations)
+
+
+class Indexing(nn.Module):
+    """A forward that adds indices where it is exported, as masks of language models do."""
+
+    def forward(self, x):
+        """Add twice."""
+        first = torch.arange(4) + 1 if torch.compiler.is_exporting() else torch.arange(1, 5)
+        return (x + x) + x[:, first % 4]
+
+
+def test_calls_on_integers_have_no_place():
+    """Sums of indices that an export alone has hide no sum of floats from the plan."""
+    model, x = nn.Sequential(nn.Linear(4, 4), Indexing()).eval(), torch.ones(4, 4)
+    plan = prepared(model, x, "qnn-int8")
+    assert "Add 2/2" in [str(row) for row in plan.coverage()]
+    model(x)
+
+
 @pytest.mark.sample
 def test_the_first_batch_completes_the_plan():
     """Until then it names what waits; afterwards it equals the plan by example inputs."""
@@ -592,6 +633,14 @@ def test_attention_is_quantized_as_a_whole_or_not_at_all(kept, other, target):
     else:
         assert f"one.{other}_input" not in placed
         assert reasons[f"one.{other}"].startswith(f"half of an attention: 'one.{kept}' stays in float")
+
+
+def test_a_plan_is_made_without_notes(capfd, caplog):
+    """Notes of torch's optimizer reach neither a log nor the screen."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with caplog.at_level("INFO"):
+        quantize_module(model, example_inputs=torch.randn(2, 5, 8))
+    assert capfd.readouterr() == ("", "") and not caplog.records
 
 
 def test_small_shapes_are_refused():
