@@ -72,14 +72,22 @@ def test_command_runs(
 
 @pytest.mark.sample
 def test_the_notebook_runs(tmp_path: Path, server: CommandServer) -> None:
-    """The code cells run in order and leave a model and a report; no outputs are stored."""
+    """The code cells run in order, print what is stored, and leave a model and a report."""
     content = json.loads((ROOT / "examples/notebook/quantize.ipynb").read_text(encoding="utf-8"))
     cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-    assert content["nbformat"] == 4 and not any(cell["outputs"] for cell in cells)
-    # A line of IPython, which shows figures, is not Python.
-    lines = [line for cell in cells for line in "".join(cell["source"]).splitlines() if line[:1] != "%"]
+    assert content["nbformat"] == 4
+    stored = [output["data"] for cell in cells for output in cell["outputs"]]
+    assert sum("image/png" in data for data in stored) == 4
+    lines = []
+    for cell in cells:
+        # A line of IPython, which shows figures, is not Python.
+        lines += [line for line in "".join(cell["source"]).splitlines() if line[:1] != "%"]
+        if any("text/plain" in output["data"] for output in cell["outputs"]):
+            lines[-1] = f"print(repr({lines[-1]}))"
     done = server.run(["-c", "\n".join(lines)], tmp_path, seconds=600, program="python")
     assert done.code == 0, done.out + done.err
+    for data in stored:
+        assert data.get("text/plain", "") in done.out
     assert "same top-1" in done.out and {"model.int8.onnx", "report.html"} <= {
         path.name for path in tmp_path.iterdir()
     }
