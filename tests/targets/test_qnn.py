@@ -370,7 +370,7 @@ def test_formats_of_weights() -> None:
     for proto in (residual(), transformer(), plain):
         pairs |= read_pairs(written(proto, "qnn-int8"))
     assert [pairs[slot][0::2] for slot in (("c0", 1), ("fc", 1), ("q", 1), ("plain", 1), ("norm", 1))] == [
-        ("int8", 8), ("int8", 5), ("int8", 8), ("int8", 1), ("uint8", 1),
+        ("int8", 8), ("int8", 5), ("int8", 1), ("int8", 1), ("uint8", 1),
     ]  # fmt: skip
     assert [pairs[slot][0::2] for slot in (("c0", 2), ("norm", 2))] == [("int32", 8), ("int32", 1)]
     data, gain, bias = (pairs["norm", slot][1] for slot in range(3))
@@ -699,10 +699,10 @@ def test_the_table_of_the_htp() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "joined"),
-    [("6,8", True), ("2,6,8", True), ("N,6,8", True), ("2,N,6,8", True), ("N,T,8", False)],
+    [("6,8", True), ("N,8", True), ("2,6,8", False)],
 )
 def test_a_bias_is_added_in_its_product(sizes: str, joined: bool) -> None:
-    """MatMul and Add are one Gemm of the same numbers, but for two open sizes."""
+    """MatMul and Add of two axes are one Gemm of the same numbers."""
     proto = build(
         f"g (float[{sizes}] x) => (float[] y) {{ a = MatMul (x, w) y = Add (c, a) }}",
         {"w": weights(8, 5), "c": weights(5, seed=1)},

@@ -750,7 +750,7 @@ def test_embeddings_and_recurrent_layers_need_a_word():
     ("error", "message", "asked"),
     [
         (RecipeError, "node 'steem.0', which the model lacks; nearest: stem.0", {"nodes": ["steem.0"]}),
-        (RecipeError, "tensor 'head.wait'.*nearest: head.weight", {"tensors": ["head.wait"]}),
+        (RecipeError, "tensor 'head.weigth'.*nearest: head.weight", {"tensors": ["head.weigth"]}),
         (RecipeError, "op type 'Conv4d'.*nearest: Conv2d", {"op_types": ["Conv4d"]}),
     ],
 )

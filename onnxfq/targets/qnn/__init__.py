@@ -23,7 +23,7 @@ from onnxfq.targets.target import Target
 
 def _prepare(model: Model) -> Model:
     model = with_session_shapes(store_turned(write_products(fold_batch_norm(model))))
-    return separate_biases(fuse_gelus(fuse_norms(join_biases(model, flattens=True))))
+    return separate_biases(fuse_gelus(fuse_norms(join_biases(model))))
 
 
 QNN = Target(
