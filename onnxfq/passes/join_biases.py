@@ -24,7 +24,8 @@ def join_biases(model: Model) -> Model:
         add = _find_sum(product, graph)
         if add is not None:
             (bias,) = (operand for operand in add.inputs if operand is not product.outputs[0])
-            bias = editor.constant(f"{bias.name}/vector", constant_array(bias).reshape(-1))
+            if len(bias.shape) > 1:
+                bias = editor.constant(f"{bias.name}/vector", constant_array(bias).reshape(-1))
             product.op, product.inputs = "Gemm", [*product.inputs, bias]
             product.outputs, add.outputs = add.outputs, []
             graph.nodes.remove(add)
