@@ -154,6 +154,11 @@ CACHES = {
         " later = Identity (j) y = Relu (a)",
         {"later": "earlier"},
     ),
+    "a Concat with the data of the task": (
+        "float[1,2,4,8] first", "float[1,1,64] both",
+        "both = Concat <axis = 2> (a, v) y = Relu (a)",
+        {},
+    ),
     "a Concat of two computed tensors": (
         "float[1,2,4,8] first", "float[1,2,5,8] second",
         "r = Relu (first) n = Relu (k) second = Concat <axis = 2> (r, n) y = Relu (a)",

@@ -62,7 +62,8 @@ def _find_pasts(output: str, inputs: list[str], index: GraphIndex) -> Iterator[s
         return
     slot = CACHES.get(node.op_type, {}).get([*node.output].index(made), -1)
     past = _follow_back(node.input[slot], index) if 0 <= slot < len(node.input) else ""
-    if past in inputs:
+    # A Concat may also join the data of the task with a result.
+    if past in (inputs[1:] if node.op_type == "Concat" else inputs):
         yield past
 
 
