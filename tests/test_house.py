@@ -182,7 +182,7 @@ ROOM_LINES: dict[str, int] = {
     "stages": 1884,  # progress from everywhere, labels of metrics; cli fell
     "support": 1201,  # progress from everywhere, folders of outputs, files of other tools; cli fell
     "targets": 6395,  # one table of forms, the HTP by axes, integers in OpenVINO, texts of rules
-    "tools": 1792,  # texts of rules, products on integers
+    "tools": 1799,  # texts of rules, products on integers
     "torch": 6231,  # equal calls of the exporter; a planner of layers fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.

@@ -225,7 +225,7 @@ def open_folder(
     `output` is then a new folder with the other files and the scales of quantized caches too. It appears when
     the block ends.
     """
-    if not _is_folder(model):
+    if not is_folder(model):
         yield model, data, output
         return
     folder = GenaiFolder.read(Path(str(model)))
@@ -265,7 +265,7 @@ def open_folders(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(model: Any, data: Any = None, *output: Any, **options: Any) -> Any:
-        if isinstance(options.get("recipe"), list) and _is_folder(model):
+        if isinstance(options.get("recipe"), list) and is_folder(model):
             raise ModelError(f"{model}: a folder of GenAI takes one recipe at a time; quantize it with each")
         limit = getattr(options.get("options"), "data", DataOptions()).limit
         with open_folder(model, data, output[0] if output else options.pop("output", None), limit) as given:
@@ -280,9 +280,9 @@ Given = TypeVar("Given", bound="str | Path | onnx.ModelProto")
 
 def find_decoder(model: Given) -> Given | Path:
     """Return the decoder of a folder of GenAI, others as given. Raises ModelError for another folder."""
-    return GenaiFolder.read(Path(str(model))).model if _is_folder(model) else model
+    return GenaiFolder.read(Path(str(model))).model if is_folder(model) else model
 
 
-def _is_folder(model: object) -> bool:
+def is_folder(model: object) -> bool:
     """Tell whether a model is given as a folder; unlike Path.is_dir this raises for no name."""
     return isinstance(model, (str, Path)) and os.path.isdir(model)

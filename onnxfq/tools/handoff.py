@@ -18,6 +18,7 @@ from onnxfq.errors import DataError, ModelError, RecipeError, nearest
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
+from onnxfq.interchange.genai_folder import is_folder
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -88,6 +89,8 @@ def handoff(
     options, shapes, path = options or RunOptions(), shapes or {}, Path(folder)
     kit = _kit_of(target)
     check_folder(path)
+    if is_folder(model):
+        raise ModelError(f"{model} is a folder, which GenAI loads as it is: copy it to its machine")
     proto, _, source = read_model(model)
     notes: list[str] = []
     count = ShapeCount()

@@ -24,7 +24,7 @@ from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
 from onnxfq.graph.normalize.stored_scales import granularity_of
 from onnxfq.graph.ops import BLOCK_PRODUCTS, INTEGER_PRODUCTS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
-from onnxfq.interchange.genai_folder import find_decoder
+from onnxfq.interchange.genai_folder import find_decoder, is_folder
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.quantized.forms import as_pairs
 from onnxfq.support.records import PrintedRecord, Record
@@ -127,9 +127,13 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
         weight_bytes=weight_bytes,
         quantized=tuple(_as_asked(q, metadata) for q in found),
         metadata=metadata,
-        data=_describe_data(input_specs(proto)),
+        data=TEXTS if is_folder(model) else _describe_data(input_specs(proto)),
         next=_next_command(model, bool(found or counts.keys() & QUANTIZED_OPS)),
     )
+
+
+TEXTS = "a .txt or .jsonl file of texts"
+"""Data of a folder of GenAI."""
 
 
 def _describe_data(inputs: Inputs) -> str:
@@ -151,6 +155,10 @@ def _next_command(model: str | Path | onnx.ModelProto, is_quantized: bool) -> st
     """Return the command that quantizes a float model, or the one that judges a quantized one."""
     path = Path("MODEL.onnx" if isinstance(model, onnx.ModelProto) else model)
     name = shlex.quote(str(path))
+    if is_folder(model):
+        made = shlex.quote(str(path.with_name(f"{path.name}.int4")))
+        done = f"onnxfq evaluate FLOAT {name} --data TEXTS --metric perplexity"
+        return done if is_quantized else f"onnxfq quantize {name} --data TEXTS -o {made} --recipe genai-int4"
     if is_quantized:
         return f"onnxfq diagnose {name} --data DATA"
     return f"onnxfq quantize {name} --data DATA -o {shlex.quote(str(path.with_suffix('.int8.onnx')))}"

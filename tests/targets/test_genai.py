@@ -228,7 +228,12 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # The loss, because the perplexity of random weights is its exponential: 8 bits move it by 0.2%.
     assert np.log(figures[1]) == pytest.approx(np.log(figures[0]), rel=0.01)
     assert main(["inspect", str(source), str(made)]) == 3 and main(["inspect", str(made)]) == 0
-    assert "MatMulNBits" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "FLOAT" in said and "MatMulNBits" in said and main(["inspect", str(source)]) == 0
+    said = capsys.readouterr().out
+    assert f"quantize {source} --data TEXTS -o {source}.int4 --recipe genai-int4" in said and ".jsonl" in said
+    assert main(["handoff", str(made), "-o", str(made.with_name("kit"))]) == 1
+    assert "is a folder, which GenAI loads as it is" in capsys.readouterr().err
     assert onnxfq.check(made, "onnxruntime").findings == ()
     with pytest.raises(OnnxfqError, match="no rules for target 'genai'; known: onnxruntime"):
         onnxfq.check(made)
