@@ -275,7 +275,7 @@ class _Edges:
             is_reached |= name == node.input[slot]
             if is_reached and name not in left:
                 return places
-            # Of nodes of a kind in a row the last is left: what stood between them is inside.
+            # A row of nodes of one kind keeps the last: tensors between them are inside.
             joined = self.makers.get(name) == node.op_type
             name, more = self.ends.get((name, 0), ("", ()))
             places = more if joined and more else places + more

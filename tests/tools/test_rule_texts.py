@@ -46,7 +46,7 @@ FORMATS = ("fp8", "int4", "int8", "int8-weights", "mxfp8", "nvfp4")
 
 
 def test_findings_have_texts() -> None:
-    """What `check` finds in a wrong model can be looked up."""
+    """Each finding of `check` in a wrong model can be looked up."""
     proto = build("g (float[N,8] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(8, 4)})
     for recipe in ("tensorrt-int8", "tensorrt-int8-weights"):
         made = onnxfq.quantize(proto, [feed_for(proto, seed) for seed in range(4)], recipe=recipe).qdq
