@@ -132,6 +132,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "metric": ("maker:metric", "maker:raises", "maker:nothing", "maker"),
     "fallback": ("float", "weights", "int16", "tensorrt-int8-weights", "nothing"),
     "repair": ("auto", "thorough", "off", "20", "nan", "1e400"),
+    "ignore": ("saturation", "zero-point", "nothing"),
+    "explain": ("saturation", "nothing"),
     "gpu": ("8.9", "SM75", "l4", "dla", "l5", ""),
     "min_sqnr": ("5", "60", "1e400", "nan"),
     "max_drop": ("1", "0", "-1", "inf"),

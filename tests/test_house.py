@@ -178,7 +178,7 @@ ROOM_LINES: dict[str, int] = {
     "quantizing": 355,  # progress, keywords of other tools; no room fell
     "remedies": 1540,  # 16 bits for single sums and norms; no room fell
     "report": 1193,  # the verdict, layers by what each costs alone
-    "runtime": 1539,  # ranks that a session infers, no remedy for faults of types; no room fell
+    "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1884,  # progress from everywhere, labels of metrics; cli fell
     "support": 1201,  # progress from everywhere, folders of outputs, files of other tools; cli fell
     "targets": 6395,  # one table of forms, the HTP by axes, integers in OpenVINO, texts of rules

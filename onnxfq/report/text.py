@@ -53,8 +53,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     first = 1 if evaluation.difference else 0
     promised = [f"promised   {trial.promised}" for trial in result.trials if trial.promised is not None]
     wider = find_wider(result.recipe)
-    begin = f"verdict    {verdict(evaluation, result.trials, wider)}"
-    lines = [*proven[:first], begin, *promised, sqnr, *proven[first:], *shares, *plan_lines(result.plan)]
+    lines = [*proven[:first], *promised, sqnr, *proven[first:], *shares, *plan_lines(result.plan)]
     if sizes is not None:
         before, after = sizes
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
@@ -150,6 +149,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     lines += reason_lines(result.plan.skipped, reasons)
     lines += float_lines(result.floats) if result.floats is not None else []
     lines += [f"note       {note}" for note in result.staged.notes]
+    lines.append(f"verdict    {verdict(evaluation, result.trials, find_wider(result.recipe))}")
     lines.append(
         "time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items() if s >= 0.005)
     )

@@ -149,7 +149,11 @@ def fix_draws(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not random_nodes(proto):
         return proto
     rewritten = deepcopy(proto)
-    # Names decide what is drawn: the model as given gets the names of the normalised one.
+    # Names decide what is drawn: the model as given gets the names of the normalised one. The inliner keeps
+    # clear of names of nodes too, and a node without one may have been called like its output.
+    for owner in (rewritten.graph, *rewritten.functions):
+        for node in list_nodes(owner):
+            node.name = "" if node.name in node.output else node.name
     inline_functions(rewritten)
     name_tensors(rewritten)
     rewritten, _ = raise_opset(rewritten, _OPSET, "the model")

@@ -59,7 +59,8 @@ from onnxfq.stages.options import RunOptions
 proto = onnx.load(sys.argv[1])
 anonymous = lambda: int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
 before, seen = anonymous(), []
-options = RunOptions(threads=2, progress=lambda *_: seen.append(anonymous()))
+runs = ("observe", "calibrate", "evaluate")
+options = RunOptions(threads=2, progress=lambda stage, *_: stage in runs and seen.append(anonymous()))
 rng = np.random.default_rng(0)
 feeds = [{"x": rng.standard_normal((1, 5000)).astype(np.float32)} for _ in range(2)]
 recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})

@@ -351,7 +351,9 @@ def test_inputs_that_do_not_fit(message, module, inputs, kwargs):
     ("message", "module", "inputs", "options"),
     [
         pytest.param("takes a torch.nn.Module, not builtin", torch.relu, TWO, {}, id="not a module"),
-        pytest.param("'dynamite'; nearest: dynamo", NETWORK, TWO, {"exporter": "dynamite"}, id="exporter"),
+        pytest.param(
+            "'dynamite'; known: dynamo, torchscript", NETWORK, TWO, {"exporter": "dynamite"}, id="exporter"
+        ),
         pytest.param("1 inputs need as many", NETWORK, TWO, {"input_names": ["a", "b"]}, id="input names"),
         pytest.param("'picture' twice", NETWORK, TWO, {"output_names": ["picture"]}, id="same name"),
         pytest.param("do not fit the 1 outputs", NETWORK, TWO, {"output_names": ["a", "b"]}, id="outputs"),
@@ -386,9 +388,10 @@ def test_invalid_model_is_refused(monkeypatch):
 
 
 def test_unwritable_path(tmp_path):
-    """A folder that is not there is found before the export, with the path in the message."""
-    with pytest.raises(OutputError, match="missing"):
-        export_torch(Network(), (pictures(2),), tmp_path / "missing" / "model.onnx")
+    """A file in place of a folder is found before the export, with the path in the message."""
+    (tmp_path / "taken").touch()
+    with pytest.raises(OutputError, match="taken is a file"):
+        export_torch(Network(), (pictures(2),), tmp_path / "taken" / "model.onnx")
 
 
 @pytest.mark.parametrize("size", [None, torch.export.Dim("n")], ids=["fixed", "open"])
