@@ -159,7 +159,7 @@ _NO_CODE = {
 
 ROOM_LINES: dict[str, int] = {
     "": 213,  # names of other tools, metrics have a room; metrics fell
-    "calibration": 2434,  # masks that set no range; no room fell
+    "calibration": 2433,  # masks that set no range; no room fell
     "checkpoints": 1353,  # bits and groups that no layer has are refused; no room fell
     "cli": 1881,  # help in a screen, completion of values, rules by code; progress fell
     "data": 1807,  # labels of metrics, remedies for files of others; no room fell

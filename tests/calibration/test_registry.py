@@ -181,7 +181,7 @@ def test_minmax_is_what_was_observed():
         ("max", "unknown calibrator 'max': it is called minmax here"),
         ("tf_enhanced", "unknown calibrator 'tf_enhanced': it is called sqnr here"),
         ("histogram", "unknown calibrator 'histogram': it is called entropy, percentile or mse here"),
-        ("rnage:0,1", "unknown calibrator 'rnage:0,1'; nearest: range:LOW,HIGH"),
+        ("rnage:0,1", "unknown calibrator 'rnage:0,1'; nearest: range"),
         ("mse:3", "unknown calibrator 'mse:3'; nearest: mse"),
         ("mse:", "unknown calibrator 'mse:'; nearest: mse"),
         ("percentile:", "calibrator 'percentile:': the percentile must be a number from 50 to 100"),

@@ -193,9 +193,8 @@ def _unknown(text: str) -> SpecError:
     if text.lower() in _ELSEWHERE:
         return SpecError(f"unknown calibrator {text!r}: it is called {_ELSEWHERE[text.lower()]} here")
     kinds = observing_names() + [method.form for method in CALIBRATORS.values() if method.fixed]
-    return SpecError(
-        f"unknown calibrator {text!r}{nearest(text, kinds) or '; known: ' + ', '.join(sorted(kinds))}"
-    )
+    hint = nearest(text.partition(":")[0], (kind.partition(":")[0] for kind in kinds))
+    return SpecError(f"unknown calibrator {text!r}{hint or '; known: ' + ', '.join(sorted(kinds))}")
 
 
 MINMAX = Calibrator(name="minmax")
