@@ -88,7 +88,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
             return True
         steps = difflib.SequenceMatcher(None, name.lower(), other.lower(), False).get_opcodes()
         apart = sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in steps if kind != "equal")
-        return apart < len(name) and apart <= max(1, min(2, len(name) // 3))
+        return apart < max(len(name), len(other)) and apart <= max(1, min(2, len(name) // 3))
 
     names = sorted(set(known))
     close = difflib.get_close_matches(name, filter(is_like, names), n=count, cutoff=0.0)

@@ -163,7 +163,7 @@ ROOM_LINES: dict[str, int] = {
     "checkpoints": 1353,  # bits and groups that no layer has are refused; no room fell
     "cli": 1881,  # help in a screen, completion of values, rules by code; progress fell
     "data": 1807,  # labels of metrics, remedies for files of others; no room fell
-    "diagnosis": 2025,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
+    "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1487,  # the answer to a promise, plans as text; report fell
     "execution": 1014,  # workers without the working folder on their path; no room fell
     "graph": 4464,  # caches that an attention hands on, names of nodes; no room fell

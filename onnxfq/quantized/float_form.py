@@ -138,10 +138,10 @@ class Unfolding(SourceGraph):
         remove_unread(self.form.proto, graphs, lambda n: not self.passed.isdisjoint(n.output))
         for graph in graphs:  # tensors of quantized numbers have become float
             del graph.value_info[:]
-        self._rename_weights()
+        self.rename_weights()
         return self.form
 
-    def _rename_weights(self) -> None:
+    def rename_weights(self) -> None:
         """Give weights the names of the integers that they stand for, where nothing reads these any more."""
         taken = GraphIndex.of_model(self.form.proto).names
         names = {name: name.removesuffix(WEIGHT) for name in self.form.grids if name.endswith(WEIGHT)}

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import onnxfq
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.targets.reading.limits import NEEDS_BOTH
 from onnxfq.targets.target import TARGETS
 
-_PACKAGE = Path(onnxfq.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _MAKERS = {"make_finding": 0, "about_model": 0, "Finding": 0, "TargetLimit": 0, "needs_both": 1}
 """Calls with the place of the code of a rule, or `rule`; the third argument of a limit explains it."""
 

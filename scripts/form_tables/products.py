@@ -7,7 +7,6 @@ product in float that the file promises in integers, or computes other numbers.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
@@ -126,7 +125,6 @@ def ask(proto: onnx.ModelProto, target: str, recipe: str) -> str:
 
 def ask_all(target: str, every: int) -> list[Tried]:
     """Return what a runtime makes of every Nth product."""
-    logging.disable(logging.CRITICAL)
     asked = [
         (
             RuntimeForm(

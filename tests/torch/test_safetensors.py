@@ -116,7 +116,8 @@ def test_types(dtype: torch.dtype, tmp_path: Path) -> None:
         assert all(torch.equal(read[name].float(), one.float()) for name, one in state.items())
 
 
-def test_a_folder_that_is_missing_is_told_first(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_told_first(tmp_path: Path) -> None:
     """The output is checked before it is written, as for every file."""
-    with pytest.raises(OutputError, match="absent"):
-        save(ours(), tmp_path / "absent" / "state.safetensors")
+    (tmp_path / "taken").touch()
+    with pytest.raises(OutputError, match="taken is a file"):
+        save(ours(), tmp_path / "taken" / "state.safetensors")

@@ -146,6 +146,9 @@ class _SwitchedUnfolding(Unfolding):
         made = {"domain": ONNXFQ_DOMAIN, "qtype": str(quantizer.qtype)}
         self.real[node.output[0]] = self.compute("FakeQuantize", [real, *inputs], quantizer.output, **made)
 
+    def rename_weights(self) -> None:
+        """Keep their names, by which their constants are known."""
+
     def weight(self, name: str, grid: StoredGrid, kind: type = np.float32) -> str:
         constant = super().weight(name, grid, kind)
         node = self.node
