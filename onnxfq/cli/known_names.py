@@ -29,9 +29,9 @@ def _list_formats() -> Iterable[str]:
 
 
 def _list_metrics() -> Iterable[str]:
-    from onnxfq.metrics import METRICS, RATES
+    from onnxfq.metrics import SPELLINGS
 
-    return [*METRICS, *(f"{name}:ALPHABET" for name in RATES)]
+    return SPELLINGS
 
 
 def _list_runtimes() -> Iterable[str]:

@@ -34,6 +34,9 @@ METRICS: dict[str, NamedMetric] = {
 RATES: dict[str, Callable[[str], Sequence[str]]] = {"wer": str.split, "cer": list}
 """Parts of a text by the name of the error rate that counts them; an alphabet follows it, as in wer:FILE."""
 
+SPELLINGS = [*METRICS, *(f"{name}:ALPHABET" for name in RATES)]
+"""Names as a user writes them, such as `top1` and `wer:ALPHABET`."""
+
 
 def find_named(metric: str | Metric | None) -> NamedMetric | None:
     """Return the metric that comes with onnxfq by this name; None for a function and its name.
@@ -60,8 +63,7 @@ def check_metric_name(metric: str | Metric | None) -> None:
         return
     if metric.partition(":")[0] in RATES and ":" in metric:
         return
-    known = [*METRICS, *(f"{name}:ALPHABET" for name in RATES)]
-    raise DataError(f"metric {metric!r} must be package.module:function, or one of {', '.join(known)}")
+    raise DataError(f"metric {metric!r} must be package.module:function, or one of {', '.join(SPELLINGS)}")
 
 
 def check_labels(metric: str | Metric | None, has_labels: bool) -> None:
