@@ -14,17 +14,22 @@ from onnxfq.targets.simulation import SIMULATION
 from onnxfq.targets.target import Target, register_target, target_by_name
 from onnxfq.targets.tensorrt import TENSORRT
 
-_ONNXRUNTIME = replace(
-    ONNXRUNTIME,
-    values=open_plain_session,
-    open=open_plain_session,
-    unsaturated=partial(open_plain_session, wide_sums=True),
-    release=lambda: f"ONNX Runtime {VERSION}",
-    profile=profile_plain_session,
-    asked=True,
-)
 
-_GENAI = (GENAI, GENAI_QDQ, GENAI_QDQ_TRANSPOSE)
+
+def _in_plain_sessions(target: Target) -> Target:
+    """Return a target whose users open a default session of ONNX Runtime, as GenAI does with a decoder."""
+    return replace(
+        target,
+        values=open_plain_session,
+        open=open_plain_session,
+        unsaturated=partial(open_plain_session, wide_sums=True),
+        release=lambda: f"ONNX Runtime {VERSION}",
+        profile=profile_plain_session,
+    )
+
+
+_ONNXRUNTIME = replace(_in_plain_sessions(ONNXRUNTIME), asked=True)
+_GENAI = map(_in_plain_sessions, (GENAI, GENAI_QDQ, GENAI_QDQ_TRANSPOSE))
 for _target in (TENSORRT, _ONNXRUNTIME, OPENVINO, QNN, *_GENAI, SIMULATION):
     register_target(_target)
 

@@ -135,6 +135,7 @@ def test_decoder(name: str) -> None:
     found = run_plain(result.qdq, feed)[0]
     # Rounded inputs turn differences of a last bit into steps of the grid.
     assert 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - found) ** 2)) > 40
+    assert result.proof.runtime.startswith("ONNX Runtime") and not result.proof.difference
 
 
 @pytest.mark.parametrize("qtype", ["int4", "int8", "uint4"])
