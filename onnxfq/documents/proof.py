@@ -36,7 +36,7 @@ class Proof(Record):
         samples: on which both were compared with the float model, in the order of their digests.
         simulated_db: SQNR of the simulation, of the worst output.
         runtime_db: the same in the runtime.
-        lost_db: the most that one output loses in the runtime, at least 0.
+        losses: what outputs and their parts surely lose in the runtime, in dB of at least 0, by name.
         opened_db: SQNR as users open the file, where that differs; it decides nothing.
         opened_as: what differs there, such as bf16.
         why: why nothing was tried; empty if the file ran.
@@ -51,7 +51,7 @@ class Proof(Record):
     samples: Count = 0
     simulated_db: float = math.inf
     runtime_db: float = math.inf
-    lost_db: float = 0.0
+    losses: dict[str, float] = {}
     opened_db: float | None = None
     opened_as: str = ""
     why: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -201,7 +201,12 @@ class CandidateScore(Record):
     @property
     def worst(self) -> OutputScore | None:
         """The one of them with the lowest SQNR; None without any."""
-        return min(self.judging, key=lambda one: one.sqnr_db, default=None)
+        return self.worst_after({})
+
+    def worst_after(self, losses: Mapping[str, float]) -> OutputScore | None:
+        """Return the one with the lowest SQNR where a runtime loses so many dB by name; None without any."""
+        lowered = (one.lowered(losses.get(one.name, 0.0)) for one in self.judging)
+        return min(lowered, key=lambda one: one.sqnr_db, default=None)
 
     @property
     def drifting(self) -> OutputScore | None:
@@ -273,20 +278,20 @@ class Evaluation(PrintedRecord, Document):
         return next(filter(None, (*unlike, "" if self.proof is None else self.proof.difference)), "")
 
     @property
-    def lost_db(self) -> float:
-        """Loss in dB in the runtime of the target, next to the simulation."""
-        return 0.0 if self.proof is None else self.proof.lost_db
+    def losses(self) -> dict[str, float]:
+        """Losses in dB in the runtime of the target, next to the simulation, by output."""
+        return {} if self.proof is None else self.proof.losses
 
     @property
     def lowest_db(self) -> float:
         """The SQNR in dB of the fake-quant model, or less by what the runtime loses; inf if not compared."""
-        return min((one.lowest_db for one in self.candidates[:1]), default=math.inf) - self.lost_db
+        found = (one.worst_after(self.losses) for one in self.candidates[:1])
+        return min((one.sqnr_db for one in found if one is not None), default=math.inf)
 
     @property
     def worst(self) -> OutputScore | None:
         """The lowest score of the last candidate, which was written, as the runtime has it; None without."""
-        worst = next((one.worst for one in self.candidates[-1:]), None)
-        return None if worst is None else worst.lowered(self.lost_db)
+        return next((one.worst_after(self.losses) for one in self.candidates[-1:]), None)
 
     def table(self) -> str:
         """Return the scores as a plain text table, one line per candidate and output, and the notes.

@@ -15,7 +15,6 @@ from onnxfq.targets.target import Target, register_target, target_by_name
 from onnxfq.targets.tensorrt import TENSORRT
 
 
-
 def _in_plain_sessions(target: Target) -> Target:
     """Return a target whose users open a default session of ONNX Runtime, as GenAI does with a decoder."""
     return replace(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from builders import build, weights
 
 import onnxfq
 from onnxfq.cli.main import main
+from onnxfq.data import Feed
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.judging import written_proof
 from onnxfq.remedies import runtime_cure
@@ -305,6 +307,31 @@ def test_a_runtime_that_refuses_the_file(register: Callable[..., None]) -> None:
     made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
     assert made.proof is not None and "no kernel; use another file" in made.proof.difference
     assert "it does not run the float model either" in made.proof.difference
+
+
+@pytest.mark.parametrize("spoiled", [1, 16])
+def test_a_difference_is_above_chance(spoiled: int, register: Callable[..., None]) -> None:
+    """A runtime that rounds one sample of 16 to the other side computes no other model, and loses nothing."""
+    register(values=open_lying(lambda proto: False))
+    made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    assert made.proof is not None and made.proof.simulated_db == made.proof.runtime_db
+    noise, plain_db = 10 ** (-made.proof.simulated_db / 20), made.evaluation.lowest_db
+
+    def open_spoiling(model: AnyModel, threads: int = 0) -> Any:
+        run, numbers = open_lying(lambda proto: False)(model, threads), count()
+
+        def spoil(feed: Feed) -> dict[str, np.ndarray]:
+            error = 3 * noise if next(numbers) < spoiled else 0.0
+            return {name: (array * (1 + error)).astype(np.float32) for name, array in run(feed).items()}
+
+        return spoil
+
+    TARGETS["liar"] = replace(TARGETS["liar"], values=open_spoiling)
+    made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    assert made.proof is not None and made.proof.samples == 16
+    assert made.proof.runtime_db < made.proof.simulated_db - written_proof.DIFFERENCE_DB
+    assert bool(made.proof.difference) == (spoiled == 16)
+    assert (made.evaluation.lowest_db < plain_db) == (spoiled == 16)
 
 
 def test_the_float_model_alone_may_differ(register: Callable[..., None]) -> None:
