@@ -10,8 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from onnxfq.data import Feed
+from onnxfq.data.replay import FEWEST_UNSEEN
 from onnxfq.data.stream import StreamSamples
 from onnxfq.graph.model import list_nodes
 from onnxfq.judging.samples import REPORTED
@@ -75,6 +77,12 @@ class Work:
     @staticmethod
     def of(candidate: Candidate) -> Work:
         """Return the costs of the model of `candidate`; nothing costs anything without samples."""
+        if candidate not in _KNOWN:
+            _KNOWN[candidate] = Work._measure(candidate)
+        return _KNOWN[candidate]
+
+    @staticmethod
+    def _measure(candidate: Candidate) -> Work:
         session = candidate.session
         nodes = sum(1 for _ in list_nodes(session.model.proto.graph))
         if not session.kept:
@@ -172,11 +180,23 @@ class Work:
         return STAGES * self.opening + self.observe() + self.compare(min(self.samples, COMPARED))
 
 
+_KNOWN: WeakKeyDictionary[Candidate, Work] = WeakKeyDictionary()
+"""Costs so far: to measure them may take a run."""
+
+
 def limit_samples(candidate: Candidate, samples: Sequence[Feed]) -> Sequence[Feed]:
     """Return the first REPORTED of `samples`, or as many as take PROVEN_SHARE of `base`; all of a stream."""
     if len(samples) <= REPORTED or isinstance(samples, StreamSamples):
         return samples
     return samples[: max(REPORTED, Work.of(candidate).proving)]
+
+
+def least_samples(candidate: Candidate) -> int:
+    """Return how many samples are compared, though their interval is narrow: the tail of few is not seen.
+
+    What stops at the first narrow interval stops before the samples that make most of the noise.
+    """
+    return min(REPORTED, max(FEWEST_UNSEEN, Work.of(candidate).proving))
 
 
 class Budget:

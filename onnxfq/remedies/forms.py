@@ -13,12 +13,11 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import RecipeError
 from onnxfq.execution.reference_runs import ReferenceRuns
-from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.patterns.open_sums import explain_open_sums
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge
 from onnxfq.judging.samples import REPORTED
-from onnxfq.judging.work import limit_samples
+from onnxfq.judging.work import least_samples, limit_samples
 from onnxfq.remedies.beyond_ranges import describe_beyond
 from onnxfq.remedies.cache_error import describe_cache_error
 from onnxfq.remedies.rounding_search import can_round_again
@@ -63,7 +62,7 @@ def build_forms(
     clock: Clock,
     runs: ReferenceRuns | None = None,
     feeds: Sequence[Feed] | None = None,
-    least: int = LEAST_FEEDS,
+    least: int | None = None,
 ) -> Forms:
     """Insert nodes, cast the rest, and compare both forms with the float model.
 
@@ -73,7 +72,7 @@ def build_forms(
         clock: of the stages.
         runs: of the float model; without them nothing is compared.
         feeds: the samples to compare on; None for those that are kept.
-        least: how many of them are compared, though the interval is narrow.
+        least: how many of them are compared, though the interval is narrow; None by what they cost.
 
     Raises TargetError for a release that cannot run the model, and the errors of the stages.
     """
@@ -104,7 +103,7 @@ def build_forms(
         twins=cast.floats is None,
         floats=runs,
         feeds=feeds,
-        least=least,
+        least=least_samples(candidate) if least is None else least,
     )
     clock.lap("evaluate")
     return replace(forms, evaluation=evaluation)

@@ -162,7 +162,7 @@ def compare_forms(
     twins: bool = False,
     floats: ReferenceRuns | None = None,
     feeds: Sequence[Feed],
-    least: int = LEAST_FEEDS,
+    least: int,
 ) -> Evaluation:
     """Compare a quantized model with the float model, or note the reason not to.
 
