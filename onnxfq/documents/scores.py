@@ -201,12 +201,15 @@ class CandidateScore(Record):
     @property
     def worst(self) -> OutputScore | None:
         """The one of them with the lowest SQNR; None without any."""
-        return self.worst_after({})
+        return min(self.judging, key=lambda one: one.sqnr_db, default=None)
 
-    def worst_after(self, losses: Mapping[str, float]) -> OutputScore | None:
-        """Return the one with the lowest SQNR where a runtime loses so many dB by name; None without any."""
-        lowered = (one.lowered(losses.get(one.name, 0.0)) for one in self.judging)
-        return min(lowered, key=lambda one: one.sqnr_db, default=None)
+    def lowered(self, losses: Mapping[str, float]) -> CandidateScore:
+        """Return the scores where a runtime loses so many dB of outputs and parts by name."""
+        outputs, parts = (
+            tuple(one.lowered(losses.get(one.name, 0.0)) for one in scores)
+            for scores in (self.outputs, self.parts)
+        )
+        return self.model_copy(update={"outputs": outputs, "parts": parts})
 
     @property
     def drifting(self) -> OutputScore | None:
@@ -285,13 +288,12 @@ class Evaluation(PrintedRecord, Document):
     @property
     def lowest_db(self) -> float:
         """The SQNR in dB of the fake-quant model, or less by what the runtime loses; inf if not compared."""
-        found = (one.worst_after(self.losses) for one in self.candidates[:1])
-        return min((one.sqnr_db for one in found if one is not None), default=math.inf)
+        return min((one.lowered(self.losses).lowest_db for one in self.candidates[:1]), default=math.inf)
 
     @property
     def worst(self) -> OutputScore | None:
         """The lowest score of the last candidate, which was written, as the runtime has it; None without."""
-        return next((one.worst_after(self.losses) for one in self.candidates[-1:]), None)
+        return next((one.lowered(self.losses).worst for one in self.candidates[-1:]), None)
 
     def table(self) -> str:
         """Return the scores as a plain text table, one line per candidate and output, and the notes.

@@ -7,7 +7,7 @@ gain, and one record, `Trial`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -406,16 +406,16 @@ class Judge:
         self.score(candidates, feeds)
         return [self.known[one][id(feeds[0]), len(feeds), 0] for one in candidates]
 
-    def prove_promise(self, candidate: Candidate) -> PromiseProof:
+    def prove_promise(self, candidate: Candidate, losses: Mapping[str, float]) -> PromiseProof:
         """Return what decides about a promised SQNR: the lower end of the interval that the report has.
 
         In folds more samples prove, and some have values larger than all known ones: what these leave must
-        have the promised SQNR too.
+        have the promised SQNR too. `losses` in the runtime of the target are taken off, in dB by output.
         """
         self.score([candidate], self.reported, REPORTED)
-        seen = self.known[candidate][id(self.reported[0]), len(self.reported), REPORTED]
+        seen = self.known[candidate][id(self.reported[0]), len(self.reported), REPORTED].lowered(losses)
         found = None if self.folds is None else self.folds.score(candidate, self.others)
-        folded = seen if found is None else found.candidates[0]
+        folded = seen if found is None else found.candidates[0].lowered(losses)
         score = folded if self._reports_folds(seen, folded) else seen
         if folded.lowest_db < score.low_db:
             return PromiseProof(folded.lowest_db, f"{folded.lowest_db:.4g} with ranges of fewer samples")

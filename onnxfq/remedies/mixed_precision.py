@@ -17,16 +17,17 @@ from onnxfq.graph.model import Model
 from onnxfq.judging.accuracy_target import AccuracyTarget, Aim, MetricAim, PromiseProof, SqnrAim, open_aim
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import WIDE_FORMAT, Judge, Proposal, Refusal, Remedy, explain_gain
-from onnxfq.judging.samples import REPORTED, take
 from onnxfq.judging.task_metric import TaskMetric
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.windows import WINDOW
-from onnxfq.remedies.runtime_cure import cure_promised
-from onnxfq.remedies.runtime_proof import RuntimeModel, open_in_runtime
+from onnxfq.remedies.forms import build_forms
+from onnxfq.remedies.runtime_cure import cure_promised, prove_candidate
+from onnxfq.remedies.runtime_proof import RuntimeModel, name_runtime, open_in_runtime
 from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
 from onnxfq.remedies.widen_activations import explain_fixed_formats
 from onnxfq.remedies.widen_sums import list_wider
+from onnxfq.support.clock import Clock
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import target_by_name
 
@@ -44,9 +45,6 @@ TRIED = 6
 
 OFFERED = 4
 """Factor from one number of groups to the next where a format is only offered; where it is given, 2."""
-
-_SEEN_DB = 0.05
-"""Loss in dB that a figure with one decimal shows."""
 
 _ROUNDS = 16
 """Attempts, each with more groups, before the target counts as broken."""
@@ -200,17 +198,16 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     if target.max_drop is not None:
         task = TaskMetric(target.metric, target.labels, toggles, session, options.data.limit is not None)
     aim = open_aim(target, session.kept, task, session.judged)
-    written = open_in_runtime(candidate, judge)
-    if written is not None:
-        aim.measure += f" in {written.target}"
+    aim.measure += name_runtime(candidate)
+    written = None if task is None else open_in_runtime(candidate, judge)
     chosen = _choose(aim, toggles, written)
-    proven = best = _prove(aim, judge, candidate, toggles, written)
+    proven = best = _prove(aim, judge, candidate, toggles)
     if isinstance(aim, SqnrAim) and chosen < best.value:
         best = PromiseProof(chosen, f"{chosen:.4g} on the samples that choose,")
     if best.value >= aim.wanted:
         return Refusal(f"{best.text} {aim.measure} without it", is_needed=False, answer=best.answer)
     for wider in () if explain_fixed_formats(candidate, judge) else list_wider(candidate, judge):
-        proof = _prove(aim, judge, wider.candidate, None, open_in_runtime(wider.candidate, judge))
+        proof = _prove(aim, judge, wider.candidate)
         if proof.value >= aim.wanted:
             return wider._replace(
                 details=[f"{wider.details[0]}: {proven.text} -> {proof.text} {aim.measure}"],
@@ -243,7 +240,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             break
         choice = ranking.model_copy(update={"remedy": remedy})
         made = last = candidate.with_overrides(_overrides(choice), judge.sources.encodings, options)
-        proof = _prove(aim, judge, made, None, open_in_runtime(made, judge))
+        proof = _prove(aim, judge, made)
         if proof.value >= wanted:
             changes = {"wanted": wanted, "before": proven.value, "reached": proof.value}
             choice = ranking.model_copy(update={"remedy": remedy.model_copy(update=changes)})
@@ -290,20 +287,18 @@ def _prove(
     judge: Judge,
     candidate: Candidate,
     toggles: QuantizerToggles | None = None,
-    written: RuntimeModel | None = None,
 ) -> PromiseProof:
     """Return the value of `candidate` on the part of the data that proves; on all of it with `toggles`.
 
-    The runtime of the target may only lower an SQNR in simulation.
+    A metric runs in the runtime of the target, which else may only lower an SQNR in simulation.
     """
     if isinstance(aim, SqnrAim):
-        proof, feeds = judge.prove_promise(candidate), take(judge.reported, REPORTED)
-        if written is None:
-            return proof
-        lost_db = written.score(judge, feeds) - judge.prove([candidate], feeds)[0].lasting_db
-        text = f", {-lost_db:.1f} less" if lost_db < -_SEEN_DB else ""
-        return PromiseProof(proof.value + min(lost_db, 0.0), proof.text + text)
+        proof = prove_candidate(judge, candidate, build_forms(candidate, judge.options, Clock()))
+        if proof.runtime_db == -math.inf:
+            return PromiseProof(-math.inf, proof.difference)
+        return judge.prove_promise(candidate, proof.losses)
     assert isinstance(aim, MetricAim)
+    written = open_in_runtime(candidate, judge)
     halves = (1,) if toggles is None else (0, 1)
     toggles = toggles or candidate.open_toggles(judge.options)
     return aim.prove(written or toggles, toggles.everything, halves)

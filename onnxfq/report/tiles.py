@@ -28,7 +28,7 @@ def score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) ->
     """Return SQNR, agreement and accuracy of the last candidate: the written model if it was run."""
     tiles: list[Tile] = []
     for candidate in candidates:
-        worst = candidate.worst_after(evaluation.losses)
+        worst = candidate.lowered(evaluation.losses).worst
         if worst is not None:
             kind = "part" if worst.part else "output"
             which = f"the {kind}" if len(candidate.judging) == 1 else f"the worst {kind}"

@@ -17,7 +17,7 @@ from builders import build, weights
 import onnxfq
 from onnxfq.data import Feed
 from onnxfq.errors import RecipeError
-from onnxfq.remedies import runtime_proof
+from onnxfq.remedies import runtime_cure, runtime_proof
 from onnxfq.runtime.session import Session
 from onnxfq.targets.openvino.runtime import open_model
 from onnxfq.targets.target import AnyModel
@@ -93,12 +93,13 @@ def test_what_the_runtime_computes_decides(monkeypatch: pytest.MonkeyPatch) -> N
         names = [output.name for output in model.graph.output]
         return lambda feed: {name: np.zeros((1, 32), np.float32) for name in names}
 
-    known = runtime_proof.target_by_name
+    known = runtime_cure.target_by_name
 
     def with_wrong_values(name: str) -> Any:
         return replace(known(name), values=open_wrong)
 
-    monkeypatch.setattr(runtime_proof, "target_by_name", with_wrong_values)
+    for module in (runtime_proof, runtime_cure):
+        monkeypatch.setattr(module, "target_by_name", with_wrong_values)
 
     def size(outputs: Iterable[dict[str, np.ndarray]], samples: Iterable[Feed]) -> float:
         return float(sum(np.abs(made["y"]).sum() for made in outputs))
@@ -107,7 +108,8 @@ def test_what_the_runtime_computes_decides(monkeypatch: pytest.MonkeyPatch) -> N
         promise(size)
     monkeypatch.undo()
     target = onnxfq.AccuracyTarget(min_sqnr=10)
-    monkeypatch.setattr(runtime_proof, "target_by_name", with_wrong_values)
+    for module in (runtime_proof, runtime_cure):
+        monkeypatch.setattr(module, "target_by_name", with_wrong_values)
     with pytest.raises(RecipeError, match="cannot keep 10 dB in openvino"):
         onnxfq.quantize(chain(), SAMPLES, recipe="openvino-int8", accuracy=target)
 
