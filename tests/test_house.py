@@ -164,11 +164,11 @@ ROOM_LINES: dict[str, int] = {
     "cli": 1881,  # help in a screen, completion of values, rules by code; progress fell
     "data": 1807,  # labels of metrics, remedies for files of others; no room fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1487,  # the answer to a promise, plans as text; report fell
+    "documents": 1492,  # losses in a runtime by output; remedies fell
     "execution": 1014,  # workers without the working folder on their path; no room fell
     "graph": 4464,  # caches that an attention hands on, names of nodes; no room fell
     "interchange": 1191,  # sizes and links of GenAI folders, texts as a stream; no room fell
-    "judging": 1209,  # the answer to a promise, progress; cli fell
+    "judging": 1224,  # losses above chance, samples by their cost; remedies fell
     "layers": 930,  # groups that nothing reads have names; no room fell
     "metrics": 323,  # metrics by name; the root fell
     "numerics": 1082,

@@ -14,7 +14,7 @@ from builders import Arrays, build, conv_relu, feed_for, linear, shared_weight, 
 import onnxfq
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.data import sample_digest
-from onnxfq.data.replay import MOST_UNSEEN
+from onnxfq.data.replay import FEWEST_UNSEEN, MOST_UNSEEN
 from onnxfq.errors import (
     DataError,
     ModelError,
@@ -26,6 +26,7 @@ from onnxfq.errors import (
 from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.io.load import load
+from onnxfq.judging import work
 from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.judging.candidate import Sources
 from onnxfq.judging.samples import REPORTED
@@ -139,12 +140,14 @@ def test_the_comparison_keeps_few_samples(count: int) -> None:
         assert found.largest_error == expected.largest_error
 
 
-def test_the_comparison_ends_when_its_interval_is_narrow() -> None:
-    """Samples that are alike need LEAST_FEEDS; where few have all the noise all are compared."""
+def test_the_comparison_ends_when_its_interval_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that are alike need as many as their cost allows; where few have all the noise all are compared."""
     x = feed_for(conv_relu(), 0, count=1)["x"]
-    alike = [{"x": x * np.float32(1 + n / 4096)} for n in range(40)]
-    assert quantize(conv_relu(), alike).evaluation.feeds == LEAST_FEEDS
-    assert quantize(conv_relu(), alike, options=RunOptions(exact=True)).evaluation.feeds == 16  # unseen ones
+    alike = [{"x": x * np.float32(1 + n / 4096)} for n in range(320)]
+    assert FEWEST_UNSEEN < quantize(conv_relu(), alike).evaluation.feeds <= REPORTED
+    assert quantize(conv_relu(), alike, options=RunOptions(exact=True)).evaluation.feeds == 80  # unseen ones
+    monkeypatch.setattr(work, "PROVEN_SHARE", 0.0)
+    assert quantize(conv_relu(), alike).evaluation.feeds == FEWEST_UNSEEN
     assert quantize(conv_relu(), [{"x": x}] * 40).evaluation.feeds == 1  # equal samples tell nothing more
     limits = {"low": np.float32(-1), "high": np.float32(1)}
     clip = build("g (float[N,3] x) => (float[N,3] y) { y = Clip (x, low, high) }", limits)
