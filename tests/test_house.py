@@ -181,7 +181,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1884,  # progress from everywhere, labels of metrics; cli fell
     "support": 1201,  # progress from everywhere, folders of outputs, files of other tools; cli fell
-    "targets": 6395,  # one table of forms, the HTP by axes, integers in OpenVINO, texts of rules
+    "targets": 6396,  # folders of GenAI in a session; remedies fell
     "tools": 1799,  # texts of rules, products on integers
     "torch": 6231,  # equal calls of the exporter; a planner of layers fell
 }

@@ -141,11 +141,11 @@ def test_the_comparison_keeps_few_samples(count: int) -> None:
 
 
 def test_the_comparison_ends_when_its_interval_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples that are alike need as many as their cost allows; where few have all the noise all are compared."""
+    """As many samples as their cost allows if they are alike; all where few have all the noise."""
     x = feed_for(conv_relu(), 0, count=1)["x"]
-    alike = [{"x": x * np.float32(1 + n / 4096)} for n in range(320)]
+    alike = [{"x": x * np.float32(1 + n / 4096)} for n in range(240)]
     assert FEWEST_UNSEEN < quantize(conv_relu(), alike).evaluation.feeds <= REPORTED
-    assert quantize(conv_relu(), alike, options=RunOptions(exact=True)).evaluation.feeds == 80  # unseen ones
+    assert quantize(conv_relu(), alike, options=RunOptions(exact=True)).evaluation.feeds == 60  # unseen ones
     monkeypatch.setattr(work, "PROVEN_SHARE", 0.0)
     assert quantize(conv_relu(), alike).evaluation.feeds == FEWEST_UNSEEN
     assert quantize(conv_relu(), [{"x": x}] * 40).evaluation.feeds == 1  # equal samples tell nothing more
