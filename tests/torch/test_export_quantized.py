@@ -99,6 +99,7 @@ CASES = [
 ]
 
 
+@pytest.mark.grid
 @both
 @pytest.mark.parametrize(("name", "asked", "learned"), CASES, ids=lambda value: str(value)[:12])
 def test_networks_compute_what_torch_computes(name, asked, learned, exporter):
