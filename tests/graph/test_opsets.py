@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, one_format, plain_quantize, weights, whole_recipe
+from builders import Arrays, build, feed_for, one_format, plain_quantize, weights, whole_recipe
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.documents.recipe import Recipe
@@ -371,23 +371,14 @@ def models(opsets: tuple[int, ...]) -> list[tuple[str, int, onnx.ModelProto]]:
 
 
 def feed_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Random values; open dimensions get 4."""
-    rng = np.random.default_rng(0)
+    """Random values of inputs that have none; open dimensions get 4."""
     constants = {tensor.name for tensor in proto.graph.initializer}
-    feed: dict[str, np.ndarray] = {}
-    for value in proto.graph.input:
-        if value.name in constants:
-            continue
-        kind = value.type.tensor_type.elem_type
-        shape = [d.dim_value or 4 for d in value.type.tensor_type.shape.dim]
-        if kind == TensorProto.BOOL:
-            feed[value.name] = np.asarray(True)
-        elif kind == TensorProto.INT64:
-            feed[value.name] = rng.integers(0, 4, shape)
-        else:
-            dtype = np.float16 if kind == TensorProto.FLOAT16 else np.float32
-            feed[value.name] = rng.normal(size=shape).astype(dtype)
-    return feed
+    halves = {v.name for v in proto.graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT16}
+    return {
+        name: array.astype(np.float16) if name in halves else array
+        for name, array in feed_for(proto).items()
+        if name not in constants
+    }
 
 
 def outcome(proto: onnx.ModelProto, recipe: str | Recipe, path: Path, repairs: bool = True) -> str:

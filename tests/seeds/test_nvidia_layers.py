@@ -301,7 +301,6 @@ class Net(nn.Module):
     """Layers of several kinds in a row."""
 
     def __init__(self):
-        """Make them."""
         super().__init__()
         self.conv, self.up = nvidia.QuantConv2d(2, 4, 3), nvidia.QuantConvTranspose2d(4, 4, 3)
         self.pool, self.head = nvidia.QuantAdaptiveAvgPool2d(2), nvidia.QuantLinear(16, 3)

@@ -147,7 +147,6 @@ class Rounded(nn.Module):
     """A function as a module."""
 
     def __init__(self, function):
-        """Take over the function."""
         super().__init__()
         self.forward = function
 

@@ -149,7 +149,6 @@ class Several(nn.Module):
     """Products that torch's exporter writes as MatMul, Gemm and Einsum, and one that it does not."""
 
     def __init__(self) -> None:
-        """Have one layer."""
         super().__init__()
         self.layer, self.w = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
 

@@ -298,7 +298,6 @@ class Twice(nn.Module):
     """A forward that computes one sum twice, as attentions with positions do for queries and keys."""
 
     def __init__(self):
-        """Make the layers."""
         super().__init__()
         self.first, self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
         self.positions = nn.Parameter(torch.randn(3, 4))
@@ -441,7 +440,6 @@ class Everything(nn.Module):
     """One of each kind of layer and operation that is quantized."""
 
     def __init__(self):
-        """Make the layers."""
         super().__init__()
         self.words, self.lstm, self.gru = nn.Embedding(9, 8), nn.LSTM(8, 8), nn.GRU(8, 8)
         self.attention, self.linear = nn.MultiheadAttention(8, 2), nn.Linear(8, 8)
@@ -505,7 +503,6 @@ class Products(nn.Module):
     """Two products of different tensors, and a layer."""
 
     def __init__(self):
-        """Make the layer."""
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
@@ -568,7 +565,6 @@ class Ranged(nn.Module):
     """Layers and products that read what has a range by definition, some through Dropout."""
 
     def __init__(self):
-        """Make the layers."""
         super().__init__()
         self.one, self.two, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout()
         self.tail = nn.Sequential(nn.Tanh(), nn.Dropout(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -607,7 +603,6 @@ class Masked(nn.Module):
     """Attention as it is often written: a factor, a mask, Softmax, dropout."""
 
     def __init__(self):
-        """Make the dropout."""
         super().__init__()
         self.drop, self.soft = nn.Dropout(), nn.Softmax(-1)
 
