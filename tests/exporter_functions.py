@@ -9,7 +9,7 @@ from torch.onnx._internal.exporter import _registration
 
 
 def keep_functions() -> None:
-    """Let each export take a copy of one table, which torch reads anew from the sources of 500 functions."""
+    """Let each export take a copy of one table; torch would read the sources of 500 functions again."""
     table = _registration.ONNXRegistry
     made = functools.cache(table.from_torchlib)
 

@@ -52,7 +52,7 @@ def build(
 
 
 def build_used(text: str, constants: Arrays, **options: int) -> onnx.ModelProto:
-    """`build` with those of the constants that nodes of the graph or of a body read."""
+    """`build` with the constants that a node of the graph or of a body reads; others are left out."""
     words = set(re.findall(r"[\w/]+", text))
     return build(text, {name: array for name, array in constants.items() if name in words}, **options)
 

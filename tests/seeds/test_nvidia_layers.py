@@ -75,7 +75,6 @@ LAYERS = [
 @pytest.mark.parametrize(("name", "arguments", "shape"), LAYERS)
 def test_layers_quantize_input_and_weight(name, arguments, shape):
     """A quantized layer is the float layer on quantized input and weight, and starts as it."""
-    torch.manual_seed(0)
     layer = getattr(nvidia, f"Quant{name}")(*arguments)
     torch.manual_seed(0)
     plain = getattr(nn, name)(*arguments)

@@ -132,7 +132,6 @@ def test_recurrent_layers_export(kind, exporter):
 
     40 products a step, five steps: within 1e-5 on values below 1.
     """
-    torch.manual_seed(0)
     model, x = nn.ModuleDict({"layer": kind(4, 6, batch_first=True)}).eval(), torch.randn(2, 5, 4)
     model.forward = lambda x: model["layer"](x)[0]
     asked = recipe(None, "int8").model_copy(update={"target": "simulation"})
