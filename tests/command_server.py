@@ -146,6 +146,8 @@ def _serve() -> None:
             importlib.import_module(".".join(path.relative_to(home.parent).with_suffix("").parts))
     for module in sys.argv[1:]:
         importlib.import_module(module)
+    if "torch.onnx" in sys.argv:
+        importlib.import_module("exporter_functions").keep_functions()
     for line in sys.stdin:
         job = json.loads(line)
         start = time.monotonic()

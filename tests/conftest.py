@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Generator, Iterator
@@ -186,6 +187,13 @@ def digit_images() -> np.ndarray:
 def auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests mean the CPU where they name no device, on machines with a GPU too."""
     monkeypatch.setattr(choice, "_choose_any", lambda: "cpu")
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Let torch, where it is imported, draw the same for each test, whatever ran before."""
+    if hasattr(sys.modules.get("torch"), "manual_seed"):
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

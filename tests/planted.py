@@ -218,15 +218,8 @@ def conv_constants(kernel: int = 3, dtype: Any = np.int8, **changes: Any) -> Arr
 
 def matmul_constants(dtype: Any = np.int8, **changes: Any) -> Arrays:
     """Return the constants of MATMUL."""
-    values = {
-        "s": f32(0.02),
-        "z": np.asarray(0).astype(dtype),
-        "w": stored(64, 32, dtype=dtype),
-        "ws": f32([0.01] * 32),
-        "wz": np.zeros(32).astype(dtype),
-        **changes,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    weight = {"w": stored(64, 32, dtype=dtype), "ws": f32([0.01] * 32), "wz": np.zeros(32).astype(dtype)}
+    return conv_constants(dtype=dtype, **weight | changes)
 
 
 def int4_constants(k: int = 256, n: int = 32, scales: int = 4) -> Arrays:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build
+from builders import Arrays, build, build_used
 from numpy.testing import assert_array_equal
 from selecting_networks import NETWORKS, normal, run, sqnr_where_equal
 
@@ -162,12 +162,8 @@ def network(kind: str, seed: int = 2) -> onnx.ModelProto:
     last = "b1" if kind == "Compress" else "b"
     text = f"""g (float[N,16] x) => (float[M,16] y) {{
         a = MatMul (x, wa) s = MatMul (x, ws) {nodes} y = MatMul ({last}, wb) }}"""
-    made = build(text, {**CONSTANTS, **MORE, "ws": normal(16, 16, seed=seed, scale=0.3)})
-    read = str(made.graph.node)
-    kept = [tensor for tensor in made.graph.initializer if f'"{tensor.name}"' in read]
-    del made.graph.initializer[:]
-    made.graph.initializer.extend(kept)
-    return load(made).proto
+    constants = {**CONSTANTS, **MORE, "ws": normal(16, 16, seed=seed, scale=0.3)}
+    return load(build_used(text, constants)).proto
 
 
 X = normal(24, 16, seed=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, build_used, plain_quantize, weights
 from numpy.typing import NDArray
 
 from onnxfq.cli.main import main
@@ -130,14 +130,8 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...], set[str]]] = {
 def network(kind: str) -> onnx.ModelProto:
     """A product whose result `a` is turned into outputs of one kind."""
     outputs, nodes, _, _ = KINDS[kind]
-    model = build(
-        f"g (float[N,16] x) => ({outputs}) {{ a = MatMul (x, w) {nodes} }}", CONSTANTS, **{"ai.onnx.ml": 2}
-    )
-    read = str(model.graph.node)
-    kept = [tensor for tensor in model.graph.initializer if f'"{tensor.name}"' in read]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    return model
+    text = f"g (float[N,16] x) => ({outputs}) {{ a = MatMul (x, w) {nodes} }}"
+    return build_used(text, CONSTANTS, **{"ai.onnx.ml": 2})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,7 +156,7 @@ def discrete(model: onnx.ModelProto) -> set[str]:
 def test_every_kind_is_compared(kind: str, tmp_path: Path) -> None:
     """Each output is in the table, discrete ones with a share; the verdict is the SQNR of a float."""
     model = network(kind)
-    result = quantize(model, {"x": X}, tmp_path / "q.onnx")
+    result = plain_quantize(model, {"x": X}, tmp_path / "q.onnx")
     (candidate,) = result.evaluation.candidates
     assert {share.output for share in candidate.shares} == discrete(model)
     assert {v.name for v in model.graph.output} <= {
@@ -275,7 +269,7 @@ def test_labels(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     """The model's own classes as labels are all right, in evaluate and for a promise; others are not."""
     kind, classes = LABELLED[name]
     model = network(kind)
-    quantize(model, {"x": X}, tmp_path / "q.onnx")
+    plain_quantize(model, {"x": X}, tmp_path / "q.onnx")
     from onnxfq.runtime.session import Session
 
     value = Session(model, 1).run({"x": X})[0]
@@ -355,7 +349,7 @@ def test_sources_among_inner_tensors(tmp_path: Path) -> None:
             j = ArgMax <axis = 1, keepdims = 0> (b) y = Add (i, j) }""",
         {name: CONSTANTS[name] for name in "wv"},
     )
-    quantize(model, {"x": X}, tmp_path / "q.onnx")
+    plain_quantize(model, {"x": X}, tmp_path / "q.onnx")
     (found,) = evaluate(model, tmp_path / "q.onnx", {"x": X}, per_tensor=True).candidates
     assert {score.output for score in found.outputs} == {"r", "b"} and not found.tensors
 

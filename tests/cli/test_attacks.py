@@ -18,6 +18,7 @@ from builders import build, conv_relu, feed_for, shared_weight, weights
 from command_server import CommandServer, Ended
 from command_table import TABLE
 from fuzzed_inputs import COMMANDS, damage, draw_options, run_case, snapshot, write_inputs
+from later import later
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxfq
@@ -59,20 +60,17 @@ def sparse_model(values: TensorProto, dims: list[int], constant: bool = False) -
     return proto
 
 
-def external_sparse(location: str, constant: bool = False) -> Callable[[], None]:
+@later
+def external_sparse(location: str, constant: bool = False) -> None:
     """A model in a folder with a sparse weight in a file; the current folder has one of that name."""
-
-    def write() -> None:
-        for folder in ("sub", "other"):
-            Path(folder).mkdir()
-        for place in ("v.bin", "other/v.bin"):
-            np.arange(3, dtype=np.float32).tofile(place)
-        Path("sub/link.bin").symlink_to("../other/v.bin")
-        values = TensorProto(data_type=1, dims=[3], name="w", data_location=TensorProto.EXTERNAL)
-        values.external_data.add(key="location", value=location)
-        Path("sub/m.onnx").write_bytes(sparse_model(values, [4, 4], constant).SerializeToString())
-
-    return write
+    for folder in ("sub", "other"):
+        Path(folder).mkdir()
+    for place in ("v.bin", "other/v.bin"):
+        np.arange(3, dtype=np.float32).tofile(place)
+    Path("sub/link.bin").symlink_to("../other/v.bin")
+    values = TensorProto(data_type=1, dims=[3], name="w", data_location=TensorProto.EXTERNAL)
+    values.external_data.add(key="location", value=location)
+    Path("sub/m.onnx").write_bytes(sparse_model(values, [4, 4], constant).SerializeToString())
 
 
 def one() -> TensorProto:
@@ -85,19 +83,16 @@ def text(name: str, content: str) -> Callable[[], object]:
     return lambda: Path(name).write_text(content)
 
 
-def header(name: str, said: str) -> Callable[[], object]:
+@later
+def header(name: str, said: str) -> None:
     """An .npy, or an .npz with one, with a header of this text."""
     head = said.encode() + b"\n"
     content = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(40)
-
-    def write() -> None:
-        if name.endswith(".npy"):
-            Path(name).write_bytes(content)
-        else:
-            with zipfile.ZipFile(name, "w") as packed:
-                packed.writestr("x.npy", content)
-
-    return write
+    if name.endswith(".npy"):
+        Path(name).write_bytes(content)
+    else:
+        with zipfile.ZipFile(name, "w") as packed:
+            packed.writestr("x.npy", content)
 
 
 UNHASHABLE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4,), []: 1}"
@@ -105,54 +100,42 @@ HUGE = "{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000,), }"
 PYTHON2 = "{'descr': '<f4', 'fortran_order': False, 'shape': (5L,), }"
 
 
-def large_npz(name: str) -> Callable[[], None]:
+@later
+def large_npz(name: str) -> None:
     """Two GB of zeros in a small file, under an input's name or another."""
-
-    def write() -> None:
-        head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (134217728, 4), }\n"
-        with zipfile.ZipFile("d.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
-            with packed.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                stream.write(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
-                for _ in range(32):
-                    stream.write(bytes(1 << 26))
-
-    return write
+    head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (134217728, 4), }\n"
+    with zipfile.ZipFile("d.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+        with packed.open(f"{name}.npy", "w", force_zip64=True) as stream:
+            stream.write(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+            for _ in range(32):
+                stream.write(bytes(1 << 26))
 
 
-def statistics(**changes: Callable[[np.ndarray], np.ndarray]) -> Callable[[], None]:
+@later
+def statistics(**changes: Callable[[np.ndarray], np.ndarray]) -> None:
     """Return a function that changes arrays of the statistics."""
-
-    def write() -> None:
-        with np.load("s.npz") as data:
-            arrays = {name: changes.get(name, np.asarray)(data[name]) for name in data.files}
-        np.savez("s.npz", **arrays)
-
-    return write
+    with np.load("s.npz") as data:
+        arrays = {name: changes.get(name, np.asarray)(data[name]) for name in data.files}
+    np.savez("s.npz", **arrays)
 
 
-def local_function(op: str) -> Callable[[], None]:
+@later
+def local_function(op: str) -> None:
     """A function without inputs under the name of an operator."""
-
-    def write() -> None:
-        proto = graph("y = Add (a, x)")
-        proto.graph.node.insert(0, helper.make_node(op, [], ["a"], domain="own"))
-        own, onnx_17 = helper.make_opsetid("own", 1), helper.make_opsetid("", 17)
-        body = [helper.make_node("Constant", [], ["b"], value_float=1.0)]
-        proto.functions.append(helper.make_function("own", op, [], ["b"], body, [onnx_17]))
-        proto.opset_import.append(own)
-        put(proto)
-
-    return write
+    proto = graph("y = Add (a, x)")
+    proto.graph.node.insert(0, helper.make_node(op, [], ["a"], domain="own"))
+    own, onnx_17 = helper.make_opsetid("own", 1), helper.make_opsetid("", 17)
+    body = [helper.make_node("Constant", [], ["b"], value_float=1.0)]
+    proto.functions.append(helper.make_function("own", op, [], ["b"], body, [onnx_17]))
+    proto.opset_import.append(own)
+    put(proto)
 
 
-def replace(name: str, make: Callable[[Path], object]) -> Callable[[], object]:
+@later
+def replace(name: str, make: Callable[[Path], object]) -> None:
     """Return a function that puts something else in the place of a file."""
-
-    def write() -> None:
-        Path(name).unlink(missing_ok=True)
-        make(Path(name))
-
-    return write
+    Path(name).unlink(missing_ok=True)
+    make(Path(name))
 
 
 def links(rows: int) -> str:

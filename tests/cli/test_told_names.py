@@ -34,6 +34,7 @@ LINES = (
 )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("nameless", [False, True], ids=["named", "nameless"])
 @pytest.mark.parametrize("file", STORED, ids=lambda file: file.stem)
 def test_names_are_those_of_the_user(

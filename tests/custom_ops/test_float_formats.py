@@ -29,16 +29,6 @@ def all_codes(qtype: str) -> np.ndarray:
     return codes.view(QTYPES[qtype].dtype).astype(np.float32)
 
 
-def both(x, scale=1.0, **options) -> np.ndarray:
-    """Result of the kernel, after comparing it with NumPy to the bit."""
-    expected = numerics.fake_quantize(x, scale, **options)
-    actual = kernels.fake_quantize(x, scale, **options)
-    nan = np.isnan(expected)
-    assert np.array_equal(np.isnan(actual), nan)
-    assert np.array_equal(actual.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
-    return actual
-
-
 @loop_over("saturate", [True, False])
 @loop_over("rounding", numerics.ROUNDINGS)
 @loop_over("qtype", FLOATS)
@@ -46,7 +36,7 @@ def test_every_code_stays(qtype, rounding, saturate):
     """The numbers of a format are fixed points of every rounding, times any power of two."""
     codes = all_codes(qtype)
     for scale in (1.0, 2.0**-100, 2.0**90):
-        y = both(codes * np.float32(scale), scale, qtype=qtype, rounding=rounding, saturate=saturate)
+        y = numerics.both(codes * np.float32(scale), scale, qtype=qtype, rounding=rounding, saturate=saturate)
         kept = np.isfinite(codes) if saturate else ~np.isnan(codes)
         assert np.array_equal(y.view(np.uint32)[kept], (codes * np.float32(scale)).view(np.uint32)[kept])
         assert np.isnan(y[np.isnan(codes)]).all()
@@ -62,7 +52,7 @@ def test_cast_of_ml_dtypes(rng, qtype):
         x = x[~np.isnan(x)]  # the 4- and 6-bit formats have no NaN, the cast makes it a number
         with np.errstate(all="ignore"):
             expected = x.astype(QTYPES[qtype].dtype).astype(np.float32)
-            y = both(x, qtype=qtype, saturate=False)
+            y = numerics.both(x, qtype=qtype, saturate=False)
         nan = np.isnan(expected)
         assert np.array_equal(np.isnan(y), nan)
         assert np.array_equal(y.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
@@ -108,7 +98,7 @@ def test_onnx_reference_agrees(rng, qtype):
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
     expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
-    assert np.array_equal(both(x, 0.37, qtype=qtype), expected)
+    assert np.array_equal(numerics.both(x, 0.37, qtype=qtype), expected)
 
 
 @pytest.mark.parametrize("qtype", FLOATS)
@@ -116,10 +106,10 @@ def test_overflow(qtype):
     """Saturation gives the largest finite number; else infinity or NaN, as there is; zeros keep a sign."""
     q = QTYPES[qtype]
     x = np.array([np.inf, -np.inf, 3e38, -3e38, np.nan, 0.0, -0.0], np.float32)
-    y = both(x, qtype=qtype)
+    y = numerics.both(x, qtype=qtype)
     assert y[:4].tolist() == [q.qmax, -q.qmax] * 2 and np.isnan(y[4])
     assert np.signbit(y[5:]).tolist() == [False, q.layout.special != "fnuz"]
-    over = both(x, qtype=qtype, saturate=False)[:4]
+    over = numerics.both(x, qtype=qtype, saturate=False)[:4]
     if q.layout.special == "ieee":
         assert over.tolist() == [np.inf, -np.inf] * 2
     elif q.layout.special == "finite":
@@ -159,5 +149,5 @@ def test_roundings_in_words(rng, qtype, rounding):
     if rounding == "half_up":  # the sum v + 0.5 rounds, as stated
         x = x[~np.isin(x, np.nextafter(halves, -np.inf))]
         x = x[np.abs(x) > 1e-4]
-    y = both(x, qtype=qtype, rounding=rounding)
+    y = numerics.both(x, qtype=qtype, rounding=rounding)
     assert np.array_equal(y.astype(np.float64), neighbours_say(x, grid, rounding))

@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.layout import Layout
-from onnxfq.runtime import kernels
 
 # name: what it makes of v, in Python floats
 WORDS = {
@@ -27,16 +26,6 @@ WORDS = {
 }
 
 
-def both(x, scale, zero_point=0, **options) -> np.ndarray:
-    """Result of the kernel, after comparing it with NumPy to the bit."""
-    expected = numerics.fake_quantize(x, scale, zero_point, **options)
-    actual = kernels.fake_quantize(x, scale, zero_point, **options)
-    nan = np.isnan(expected)
-    assert np.array_equal(np.isnan(actual), nan)
-    assert np.array_equal(actual.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
-    return actual
-
-
 @pytest.mark.parametrize("rounding", numerics.ROUNDINGS)
 def test_roundings_in_words(rng, rounding):
     """Halves, their neighbours and values between, on a grid of step 1: what the name says."""
@@ -45,7 +34,7 @@ def test_roundings_in_words(rng, rounding):
     x = np.concatenate([halves, below, above, rng.uniform(-130, 130, 5000).astype(np.float32)])
     if rounding == "half_up":
         x = x[np.abs(x) != np.float32(0.49999997)]  # see the next test
-    y = both(x, 1.0, qtype="int8", rounding=rounding)
+    y = numerics.both(x, 1.0, qtype="int8", rounding=rounding)
     assert y.tolist() == [min(max(WORDS[rounding](v), -128), 127) for v in x.tolist()]
     assert not np.signbit(y[y == 0]).any()
 
@@ -54,9 +43,9 @@ def test_half_up_is_floor_of_the_float32_sum():
     """As Horizon defines it: the sum with 0.5 rounds, so the largest float below a half becomes 1."""
     below = np.nextafter(np.float32(0.5), np.float32(0))
     x = np.array([below, -below, 0.5, -0.5], np.float32)
-    assert both(x, 1.0, qtype="int8", rounding="half_up").tolist() == [1, 0, 1, 0]
+    assert numerics.both(x, 1.0, qtype="int8", rounding="half_up").tolist() == [1, 0, 1, 0]
     for rounding in ("half_away", "half_down", "half_even"):
-        assert both(x[:2], 1.0, qtype="int8", rounding=rounding).tolist() == [0, 0]
+        assert numerics.both(x[:2], 1.0, qtype="int8", rounding=rounding).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("arithmetic", numerics.ARITHMETICS)
@@ -70,9 +59,9 @@ def test_a_million_values(rng, qtype, rounding, arithmetic):
     for scale in scales:
         with np.errstate(over="ignore"):
             x = np.concatenate([anything, near * np.float32(scale) * 3])
-        both(x, scale, qtype=qtype, rounding=rounding, arithmetic=arithmetic)
+        numerics.both(x, scale, qtype=qtype, rounding=rounding, arithmetic=arithmetic)
         if not qtype.startswith("float"):
-            both(x, scale, 0.3, qtype=qtype, rounding=rounding, arithmetic=arithmetic)
+            numerics.both(x, scale, 0.3, qtype=qtype, rounding=rounding, arithmetic=arithmetic)
 
 
 @given(
@@ -82,7 +71,7 @@ def test_a_million_values(rng, qtype, rounding, arithmetic):
 )
 def test_fractions_as_zero_point(x, zero_point, scale):
     """The result is (q - zp) * scale, q an integer, within half a step where the grid reaches."""
-    y = both(x, scale, zero_point, qtype="int8").astype(np.float64)
+    y = numerics.both(x, scale, zero_point, qtype="int8").astype(np.float64)
     q = y / scale + zero_point
     assert np.abs(q - np.rint(q)).max() < 1e-3 and (q > -128.01).all() and (q < 127.01).all()
     v = x.astype(np.float64) / scale + zero_point
@@ -100,9 +89,9 @@ def test_mask_of_torch(rng, zero_point):
     y, mask = torch.ops.aten.fake_quantize_per_tensor_affine_cachemask(
         torch.from_numpy(x), float(scale), zero_point, -128, 127
     )
-    actual = both(x, scale, zero_point, qtype="int8", arithmetic="reciprocal")
+    actual = numerics.both(x, scale, zero_point, qtype="int8", arithmetic="reciprocal")
     assert np.array_equal(actual, y.numpy())
-    wider = both(x, scale, zero_point, qtype="int16", arithmetic="reciprocal")
+    wider = numerics.both(x, scale, zero_point, qtype="int16", arithmetic="reciprocal")
     assert np.array_equal(wider == actual, mask.numpy())
 
 
@@ -124,9 +113,9 @@ def test_block_shape_is_the_general_case(ops, rng, block_shape, where):
     shape = Layout(Granularity(block_shape=block_shape), x.shape).scale_shape
     scale = rng.uniform(0.01, 0.1, shape).astype(np.float32)
     zero_point = rng.integers(-5, 5, shape)
-    by_shape = both(x, scale, zero_point, qtype="int8", block_shape=block_shape)
+    by_shape = numerics.both(x, scale, zero_point, qtype="int8", block_shape=block_shape)
     flat = (lambda v: v) if "block_size" in where else (lambda v: v.reshape(-1))
-    assert np.array_equal(both(x, flat(scale), flat(zero_point), qtype="int8", **where), by_shape)
+    assert np.array_equal(numerics.both(x, flat(scale), flat(zero_point), qtype="int8", **where), by_shape)
     y = ops.fake_quantize(x, scale, zero_point, qtype="int8", block_shape=block_shape)
     assert np.array_equal(y, by_shape)
 
@@ -139,7 +128,7 @@ def test_block_shapes_of_any_size(data):
     counts = Layout(Granularity(block_shape=block_shape), shape).scale_shape
     scale = data.draw(hnp.arrays(np.float32, counts, elements=st.floats(2.0**-8, 1, width=32)))
     x = data.draw(hnp.arrays(np.float32, shape, elements=st.floats(-300, 300, width=32)))
-    y = both(x, scale, qtype="int8", block_shape=block_shape)
+    y = numerics.both(x, scale, qtype="int8", block_shape=block_shape)
     for index in np.ndindex(*counts):
         at = tuple(
             slice(None) if b == -1 else slice(i * b, (i + 1) * b)

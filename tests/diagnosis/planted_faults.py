@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+from later import later
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
@@ -122,15 +123,12 @@ def _set_scale(planted: Planted, name: str, values: NDArray[np.generic]) -> None
     planted.store(name, values)
 
 
-def wide(at: int, factor: float) -> Fault:
+@later
+def wide(planted: Planted, at: int, factor: float) -> None:
     """Make the range of an activation `factor` times as wide."""
-
-    def plant(planted: Planted) -> None:
-        tensor, scale, _ = planted.pick(at)
-        _set_scale(planted, scale, planted.array(scale) * np.float32(factor))
-        planted.answer(RANGE, tensor)
-
-    return plant
+    tensor, scale, _ = planted.pick(at)
+    _set_scale(planted, scale, planted.array(scale) * np.float32(factor))
+    planted.answer(RANGE, tensor)
 
 
 def narrow(at: int, factor: float) -> Fault:
@@ -138,163 +136,129 @@ def narrow(at: int, factor: float) -> Fault:
     return wide(at, 1 / factor)
 
 
-def one_sided(at: int) -> Fault:
+@later
+def one_sided(planted: Planted, at: int) -> None:
     """Move the zero point of an asymmetric activation: one end of the values saturates."""
-
-    def plant(planted: Planted) -> None:
-        tensor, _, zero = planted.pick(at)
-        low = 60 if int(planted.array(zero)) < 128 else -60
-        planted.store(zero, planted.array(zero).astype(np.int64) + low)
-        planted.answer(RANGE, tensor)
-
-    return plant
+    tensor, _, zero = planted.pick(at)
+    low = 60 if int(planted.array(zero)) < 128 else -60
+    planted.store(zero, planted.array(zero).astype(np.int64) + low)
+    planted.answer(RANGE, tensor)
 
 
-def foreign(at: int, other: int) -> Fault:
+@later
+def foreign(planted: Planted, at: int, other: int) -> None:
     """Give an activation the scale and the zero point of another one."""
-
-    def plant(planted: Planted) -> None:
-        (tensor, scale, zero), (_, of_scale, of_zero) = planted.pick(at), planted.pick(other)
-        _set_scale(planted, scale, planted.array(of_scale))
-        planted.store(zero, planted.array(of_zero))
-        planted.answer(RANGE | {"unsigned_on_signed"}, tensor)
-
-    return plant
+    (tensor, scale, zero), (_, of_scale, of_zero) = planted.pick(at), planted.pick(other)
+    _set_scale(planted, scale, planted.array(of_scale))
+    planted.store(zero, planted.array(of_zero))
+    planted.answer(RANGE | {"unsigned_on_signed"}, tensor)
 
 
-def unsigned(at: int) -> Fault:
+@later
+def unsigned(planted: Planted, at: int) -> None:
     """Give an activation with negative values a grid that begins at 0, with the same largest value."""
-
-    def plant(planted: Planted) -> None:
-        signed = [row for row in planted.activations()[1:] if int(planted.array(row[2])) > 30]
-        tensor, scale, zero = signed[at % len(signed)]
-        step, offset = planted.array(scale), int(planted.array(zero))
-        _set_scale(planted, scale, step * np.float32((255 - offset) / 255))
-        planted.store(zero, np.zeros_like(planted.array(zero)))
-        planted.answer({"unsigned_on_signed", "clipping"}, tensor)
-
-    return plant
+    signed = [row for row in planted.activations()[1:] if int(planted.array(row[2])) > 30]
+    tensor, scale, zero = signed[at % len(signed)]
+    step, offset = planted.array(scale), int(planted.array(zero))
+    _set_scale(planted, scale, step * np.float32((255 - offset) / 255))
+    planted.store(zero, np.zeros_like(planted.array(zero)))
+    planted.answer({"unsigned_on_signed", "clipping"}, tensor)
 
 
-def input_range(factor: float) -> Fault:
+@later
+def input_range(planted: Planted, factor: float) -> None:
     """Make the range of the model's input alone that of data in another unit."""
-
-    def plant(planted: Planted) -> None:
-        tensor, scale, _ = planted.activations()[0]
-        _set_scale(planted, scale, planted.array(scale) * np.float32(factor))
-        planted.answer({"preprocessing"} | RANGE, tensor)
-
-    return plant
+    tensor, scale, _ = planted.activations()[0]
+    _set_scale(planted, scale, planted.array(scale) * np.float32(factor))
+    planted.answer({"preprocessing"} | RANGE, tensor)
 
 
-def lost_bias(at: int) -> Fault:
+@later
+def lost_bias(planted: Planted, at: int) -> None:
     """Remove the bias of a layer."""
-
-    def plant(planted: Planted) -> None:
-        node, *_ = planted.weighted(at)
-        slot = {"QLinearConv": 8, "QGemm": 6}.get(node.op_type, 2)
-        name = node.input[slot]
-        del node.input[slot:]
-        planted.answer({"lost_bias"}, node.name, name, *node.output)
-
-    return plant
+    node, *_ = planted.weighted(at)
+    slot = {"QLinearConv": 8, "QGemm": 6}.get(node.op_type, 2)
+    name = node.input[slot]
+    del node.input[slot:]
+    planted.answer({"lost_bias"}, node.name, name, *node.output)
 
 
-def saturated_bias(at: int) -> Fault:
+@later
+def saturated_bias(planted: Planted, at: int) -> None:
     """Make the scale of an int32 bias so small that the numbers saturate."""
-
-    def plant(planted: Planted) -> None:
-        node, *_ = planted.weighted(at)
-        pair = next(n for n in planted.proto.graph.node if node.input[2] in n.output)
-        stored, scale = planted.array(pair.input[0]), planted.array(pair.input[1])
-        tiny = np.float32(np.abs(stored * scale).max() / 4 / 2**31) * np.ones_like(scale)
-        real = np.clip(np.rint(stored * scale / tiny), -(2**31), 2**31 - 1)
-        planted.store(pair.input[0], real)
-        planted.store(pair.input[1], tiny)
-        planted.answer({"saturated_bias", "lost_bias"}, node.name, *pair.input, node.input[2])
-
-    return plant
+    node, *_ = planted.weighted(at)
+    pair = next(n for n in planted.proto.graph.node if node.input[2] in n.output)
+    stored, scale = planted.array(pair.input[0]), planted.array(pair.input[1])
+    tiny = np.float32(np.abs(stored * scale).max() / 4 / 2**31) * np.ones_like(scale)
+    real = np.clip(np.rint(stored * scale / tiny), -(2**31), 2**31 - 1)
+    planted.store(pair.input[0], real)
+    planted.store(pair.input[1], tiny)
+    planted.answer({"saturated_bias", "lost_bias"}, node.name, *pair.input, node.input[2])
 
 
-def wrong_axis(at: int) -> Fault:
+@later
+def wrong_axis(planted: Planted, at: int) -> None:
     """Apply the scales of a weight with as many inputs as outputs along its other axis."""
-
-    def plant(planted: Planted) -> None:
-        node, stored, scale, _ = planted.weighted(at)
-        shape = planted.array(stored).shape
-        assert shape[0] == shape[1] and planted.array(scale).size == shape[0]
-        for pair in planted.proto.graph.node:
-            if pair.op_type == "DequantizeLinear" and pair.input[1] == scale:
-                axis = next((a.i for a in pair.attribute if a.name == "axis"), 1)
-                del pair.attribute[:]
-                pair.attribute.append(helper.make_attribute("axis", 1 - axis))
-        planted.answer({"wrong_axis"}, node.name, stored, node.input[1])
-
-    return plant
+    node, stored, scale, _ = planted.weighted(at)
+    shape = planted.array(stored).shape
+    assert shape[0] == shape[1] and planted.array(scale).size == shape[0]
+    for pair in planted.proto.graph.node:
+        if pair.op_type == "DequantizeLinear" and pair.input[1] == scale:
+            axis = next((a.i for a in pair.attribute if a.name == "axis"), 1)
+            del pair.attribute[:]
+            pair.attribute.append(helper.make_attribute("axis", 1 - axis))
+    planted.answer({"wrong_axis"}, node.name, stored, node.input[1])
 
 
-def foreign_weight(at: int, factor: float) -> Fault:
+@later
+def foreign_weight(planted: Planted, at: int, factor: float) -> None:
     """Give a weight the scale of another one, `factor` times its own."""
-
-    def plant(planted: Planted) -> None:
-        node, stored, scale, _ = planted.weighted(at)
-        planted.store(scale, planted.array(scale) * np.float32(factor))
-        planted.answer(
-            {"foreign_parameters", "weight_scale"}, node.name, stored, *node.input[1:2], *node.input[3:4]
-        )
-
-    return plant
+    node, stored, scale, _ = planted.weighted(at)
+    planted.store(scale, planted.array(scale) * np.float32(factor))
+    planted.answer(
+        {"foreign_parameters", "weight_scale"}, node.name, stored, *node.input[1:2], *node.input[3:4]
+    )
 
 
-def double(at: int, factor: float = 1.37) -> Fault:
+@later
+def double(planted: Planted, at: int, factor: float = 1.37) -> None:
     """Quantize a tensor again behind its pair, on another grid."""
-
-    def plant(planted: Planted) -> None:
-        tensor, scale, zero = planted.pick(at)
-        nodes = planted.proto.graph.node
-        first = next(n for n in nodes if n.op_type == "QuantizeLinear" and n.input[1] == scale)
-        behind = next(
-            n.output[0] for n in nodes if n.op_type == "DequantizeLinear" and n.input[0] == first.output[0]
-        )
-        planted.store("again_scale", planted.array(scale) * np.float32(factor))
-        first = helper.make_node("QuantizeLinear", ["", "again_scale", zero], ["again_q"], "again_q")
-        planted.insert(first, behind)
-        second = helper.make_node(
-            "DequantizeLinear", ["again_q", "again_scale", zero], ["again_dq"], "again_dq"
-        )
-        at_first = list(nodes).index(first)
-        for node in nodes:
-            if node.name != "again_q":
-                node.input[:] = ["again_dq" if name == "again_q" else name for name in node.input]
-        nodes.insert(at_first + 1, second)
-        planted.answer({"double_quantization"}, tensor, behind, "again_q", "again_dq")
-
-    return plant
+    tensor, scale, zero = planted.pick(at)
+    nodes = planted.proto.graph.node
+    first = next(n for n in nodes if n.op_type == "QuantizeLinear" and n.input[1] == scale)
+    behind = next(
+        n.output[0] for n in nodes if n.op_type == "DequantizeLinear" and n.input[0] == first.output[0]
+    )
+    planted.store("again_scale", planted.array(scale) * np.float32(factor))
+    first = helper.make_node("QuantizeLinear", ["", "again_scale", zero], ["again_q"], "again_q")
+    planted.insert(first, behind)
+    second = helper.make_node("DequantizeLinear", ["again_q", "again_scale", zero], ["again_dq"], "again_dq")
+    at_first = list(nodes).index(first)
+    for node in nodes:
+        if node.name != "again_q":
+            node.input[:] = ["again_dq" if name == "again_q" else name for name in node.input]
+    nodes.insert(at_first + 1, second)
+    planted.answer({"double_quantization"}, tensor, behind, "again_q", "again_dq")
 
 
-def inside_fusion(op: str) -> Fault:
+@later
+def inside_fusion(planted: Planted, op: str) -> None:
     """Put a signed pair between the first Conv and the operator behind it."""
-
-    def plant(planted: Planted) -> None:
-        nodes = planted.proto.graph.node
-        makers = {name: node for node in nodes for name in node.output}
-        relu = next(n for n in nodes if n.op_type == op and makers[n.input[0]].op_type == "Conv")
-        tensor = relu.input[0]
-        reach = np.float32(6 / 127)
-        planted.store("inside_scale", np.asarray(reach))
-        planted.store("inside_zero", np.asarray(0, np.int8))
-        names = ["inside_scale", "inside_zero"]
-        at = list(nodes).index(relu)
-        nodes.insert(at, helper.make_node("QuantizeLinear", [tensor, *names], ["inside_q"], "inside_q"))
-        nodes.insert(
-            at + 1, helper.make_node("DequantizeLinear", ["inside_q", *names], ["inside_dq"], "inside_dq")
-        )
-        relu.input[0] = "inside_dq"
-        planted.answer(
-            {"pair_inside_fusion"}, tensor, relu.name, makers[tensor].name, "inside_q", "inside_dq"
-        )
-
-    return plant
+    nodes = planted.proto.graph.node
+    makers = {name: node for node in nodes for name in node.output}
+    relu = next(n for n in nodes if n.op_type == op and makers[n.input[0]].op_type == "Conv")
+    tensor = relu.input[0]
+    reach = np.float32(6 / 127)
+    planted.store("inside_scale", np.asarray(reach))
+    planted.store("inside_zero", np.asarray(0, np.int8))
+    names = ["inside_scale", "inside_zero"]
+    at = list(nodes).index(relu)
+    nodes.insert(at, helper.make_node("QuantizeLinear", [tensor, *names], ["inside_q"], "inside_q"))
+    nodes.insert(
+        at + 1, helper.make_node("DequantizeLinear", ["inside_q", *names], ["inside_dq"], "inside_dq")
+    )
+    relu.input[0] = "inside_dq"
+    planted.answer({"pair_inside_fusion"}, tensor, relu.name, makers[tensor].name, "inside_q", "inside_dq")
 
 
 def missing_pair(planted: Planted) -> None:
@@ -314,25 +278,22 @@ def missing_pair(planted: Planted) -> None:
     planted.answer({"missing_pair"}, tensor, before, node.name)
 
 
-def left_in_float(at: int) -> Fault:
+@later
+def left_in_float(planted: Planted, at: int) -> None:
     """Make a layer of the middle read float tensors."""
-
-    def plant(planted: Planted) -> None:
-        node, stored, scale, zero = planted.weighted(at)
-        makers = {name: n for n in planted.proto.graph.node for name in n.output}
-        pair = makers[node.input[0]]
-        tensor = makers[pair.input[0]].input[0]
-        node.input[0] = tensor
-        values, step = planted.array(stored).astype(np.float32), planted.array(scale)
-        if planted.constant(stored).data_type != onnx.TensorProto.FLOAT:
-            axis = 0 if node.op_type == "Conv" else 1
-            shape = [-1 if i == axis else 1 for i in range(values.ndim)] if step.size > 1 else []
-            values = values * (step.reshape(shape) if shape else step)
-        planted.store("float_weight", values.astype(np.float32))
-        node.input[1] = "float_weight"
-        planted.answer({"left_in_float", "missing_pair"}, node.name, tensor, "float_weight", *node.output)
-
-    return plant
+    node, stored, scale, zero = planted.weighted(at)
+    makers = {name: n for n in planted.proto.graph.node for name in n.output}
+    pair = makers[node.input[0]]
+    tensor = makers[pair.input[0]].input[0]
+    node.input[0] = tensor
+    values, step = planted.array(stored).astype(np.float32), planted.array(scale)
+    if planted.constant(stored).data_type != onnx.TensorProto.FLOAT:
+        axis = 0 if node.op_type == "Conv" else 1
+        shape = [-1 if i == axis else 1 for i in range(values.ndim)] if step.size > 1 else []
+        values = values * (step.reshape(shape) if shape else step)
+    planted.store("float_weight", values.astype(np.float32))
+    node.input[1] = "float_weight"
+    planted.answer({"left_in_float", "missing_pair"}, node.name, tensor, "float_weight", *node.output)
 
 
 def half_overflow(planted: Planted) -> None:
@@ -352,36 +313,30 @@ def half_overflow(planted: Planted) -> None:
     planted.answer({"float16_overflow"}, "half_in", "half_out", "large", node.name)
 
 
-def stale_weights(norm: str, slot: int = 1) -> Fault:
+@later
+def stale_weights(planted: Planted, norm: str, slot: int = 1) -> None:
     """Divide the channels of a normalisation by factors that the weights behind it were not given."""
-
-    def plant(planted: Planted) -> None:
-        node = next(n for n in planted.proto.graph.node if n.name == norm)
-        factors = np.linspace(1, 6, 16).astype(np.float32)
-        makers = {name: n for n in planted.proto.graph.node for name in n.output}
-        name = node.input[slot]
-        if name in makers:
-            pair = makers[name]
-            real = planted.array(pair.input[0]).astype(np.float32) - planted.array(pair.input[2])
-            planted.store("new_gain", (real * planted.array(pair.input[1]) / factors).astype(np.float32))
-        else:
-            planted.store("new_gain", planted.array(name) / factors)
-        node.input[slot] = "new_gain"
-        readers, behind = [], {*node.output}
-        for other in planted.proto.graph.node:
-            if behind & {*other.input}:
-                readers.append(other.name)
-                behind |= {*other.output} if other.op_type.endswith("Linear") else set()
-        planted.answer({"stale_weights"}, node.name, *node.output, *readers, "new_gain")
-
-    return plant
+    node = next(n for n in planted.proto.graph.node if n.name == norm)
+    factors = np.linspace(1, 6, 16).astype(np.float32)
+    makers = {name: n for n in planted.proto.graph.node for name in n.output}
+    name = node.input[slot]
+    if name in makers:
+        pair = makers[name]
+        real = planted.array(pair.input[0]).astype(np.float32) - planted.array(pair.input[2])
+        planted.store("new_gain", (real * planted.array(pair.input[1]) / factors).astype(np.float32))
+    else:
+        planted.store("new_gain", planted.array(name) / factors)
+    node.input[slot] = "new_gain"
+    readers, behind = [], {*node.output}
+    for other in planted.proto.graph.node:
+        if behind & {*other.input}:
+            readers.append(other.name)
+            behind |= {*other.output} if other.op_type.endswith("Linear") else set()
+    planted.answer({"stale_weights"}, node.name, *node.output, *readers, "new_gain")
 
 
-def for_target(target: str, kind: str) -> Fault:
+@later
+def for_target(planted: Planted, target: str, kind: str) -> None:
     """Ask for a target that does not take the file."""
-
-    def plant(planted: Planted) -> None:
-        planted.target, planted.has_repair = target, False
-        planted.answer({kind, "unsupported_by_target"})
-
-    return plant
+    planted.target, planted.has_repair = target, False
+    planted.answer({kind, "unsupported_by_target"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, feed_for, weights
+from builders import build_used, feed_for, weights
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import random_feed, random_models
@@ -123,10 +123,7 @@ def network(name: str) -> onnx.ModelProto:
     whole = {"pads": [0, 0, 1, 1, 0, 0, 2, 0], "pads8": [0, 3, 0, 0, 0, 5, 0, 0], "two": [2], "four": [4]}
     whole |= {"one": [1], "heads": [0, 0, 2, 4], "whole": [0, 0, 8]}
     arrays |= {key: np.asarray(value, np.int64) for key, value in whole.items()}
-    last = "float y"
-    text = f"g ({given_}) => ({last}) {{ {nodes} }}"
-    used = set(nodes.replace("(", " ").replace(")", " ").replace(",", " ").split())
-    return build(text, {key: value for key, value in arrays.items() if key in used})
+    return build_used(f"g ({given_}) => (float y) {{ {nodes} }}", arrays)
 
 
 def random_factors(analysis: Analysis, seed: int, most: int) -> np.ndarray:
@@ -179,10 +176,7 @@ def test_what_does_not_pass_factors_on_blocks(nodes: str, why: str) -> None:
     arrays = {key: weights(*shape) for key, shape in SHAPES.items()} | {"w8": weights(8, 8, 3, 3)}
     arrays |= {"zero": np.float32(0), "one": np.float32(6), "single": np.float32(1)}
     arrays |= {"pads": np.asarray([0, 0, 1, 1, 0, 0, 1, 1], np.int64)}
-    used = set(nodes.replace("(", " ").replace(")", " ").replace(",", " ").split())
-    model = load(
-        build(f"g ({IMAGE}) => (float y) {{ {nodes} }}", {k: v for k, v in arrays.items() if k in used})
-    )
+    model = load(build_used(f"g ({IMAGE}) => (float y) {{ {nodes} }}", arrays))
     analysis = analyze_channels(model)
     assert not [group for group in analysis.groups if group.readers and group.writers]
     assert why in " ".join(analysis.blocked.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import build
+from builders import build, build_used
 from onnx import shape_inference
 from onnx.reference import ReferenceEvaluator
 
@@ -41,10 +41,7 @@ TEXTS = {
 def test_as_the_reference_computes(case: str) -> None:
     """Each number that is known is the one that is computed, and none is but by an open size."""
     text, is_open = TEXTS[case]
-    proto = build(f"g (float[N,6,9] x) => (int64[M] y) {{ {text} }}", opset=17)
-    used = {name for node in proto.graph.node for name in node.input}
-    given = {name: value for name, value in CONSTANTS.items() if name in used}
-    model = build(f"g (float[N,6,9] x) => (int64[M] y) {{ {text} }}", given, opset=17)
+    model = build_used(f"g (float[N,6,9] x) => (int64[M] y) {{ {text} }}", CONSTANTS)
     model.graph.output[0].type.tensor_type.ClearField("shape")
     expected = ReferenceEvaluator(model).run(None, {"x": np.zeros((4, 6, 9), np.float32)})[0].reshape(-1)
     graph = load(shape_inference.infer_shapes(model)).graph()
@@ -65,5 +62,5 @@ def test_as_the_reference_computes(case: str) -> None:
 def test_what_is_not_known(text: str) -> None:
     """Sizes that data decides, or that no rule covers, are unknown."""
     extra = ", int64[1] i" if "i)" in text else ""
-    model = build(f"g (float[N,6,9] x{extra}) => (int64[M] y) {{ {text} }}", opset=17)
+    model = build(f"g (float[N,6,9] x{extra}) => (int64[M] y) {{ {text} }}")
     assert evaluate_integers(load(model).graph().outputs[0]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -48,6 +49,12 @@ def build(
     tensors = [numpy_helper.from_array(np.asarray(a), name) for name, a in (constants or {}).items()]
     model.graph.initializer.extend(tensors)
     return model
+
+
+def build_used(text: str, constants: Arrays, **options: int) -> onnx.ModelProto:
+    """`build` with the constants that a node of the graph or of a body reads; others are left out."""
+    words = set(re.findall(r"[\w/]+", text))
+    return build(text, {name: array for name, array in constants.items() if name in words}, **options)
 
 
 def conv_relu(opset: int = 17) -> onnx.ModelProto:

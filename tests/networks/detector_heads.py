@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from builders import build, weights
+from builders import build, build_used, weights
 
 CONSTANTS = {
     "w": weights(16, 16) * np.float32(0.3),
@@ -66,12 +66,7 @@ def detector(form: str) -> onnx.ModelProto:
 
 def head(output: str, nodes: str) -> onnx.ModelProto:
     """Return a network of boxes and scores with `nodes` behind them, and the constants that it reads."""
-    made = build(f"g (float[N,16] x) => ({output}) {{ {NEAR} {nodes} }}", CONSTANTS)
-    read = {name for node in made.graph.node for name in node.input}
-    kept = [tensor for tensor in made.graph.initializer if tensor.name in read]
-    del made.graph.initializer[:]
-    made.graph.initializer.extend(kept)
-    return made
+    return build_used(f"g (float[N,16] x) => ({output}) {{ {NEAR} {nodes} }}", CONSTANTS)
 
 
 def one_tensor() -> onnx.ModelProto:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from builders import Arrays, build, weights
+from builders import Arrays, build_used, weights
 
 STEP = np.float32(0.03)
 
@@ -42,14 +42,8 @@ def one_operator(
     stored: Arrays = {"s": STEP, "so": np.float32(0.05), "z": zero_point(dtype)}
     stored |= {"z2": zero_point(dtype), "zo": zero_point(dtype)} | (constants or {})
     body = text.replace("{behind}", behind)
-    model = build(f"g ({inputs}) => (float y) {{ {pairs} {body} }}", None, opset=opset, ir=10)
+    model = build_used(f"g ({inputs}) => (float y) {{ {pairs} {body} }}", stored, opset=opset, ir=10)
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    read = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(np.asarray(array), name)
-        for name, array in stored.items()
-        if name in read
-    )
     return model
 
 

@@ -298,7 +298,6 @@ class NodeByNode:
     """Runs a normalised model one node at a time, what a plan places rounded before its readers."""
 
     def __init__(self, model: onnx.ModelProto, plan: Plan, encodings: Encodings) -> None:
-        """Take the model that the plan is of."""
         self.graph, self.imports, self.encodings = model.graph, model.opset_import, encodings
         self.placed = {use: placement for placement in plan.placements for use in placement.uses}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, Staged, build, feed_for, stage, weights
+from builders import Arrays, Staged, build_used, feed_for, stage, weights
 from builders import plain_quantize as quantize
 
 from onnxfq.documents.cast_plan import FloatOptions
@@ -101,11 +101,7 @@ def attend(
         del constants["pack"]
     text = f"{PRODUCTS[product]} {PACKED[split] if split in PACKED else SPLITS[split] + heads} {_REST}"
     shape = "float[N,8,64]"
-    made = build(f"g ({shape} x) => ({shape} y{outputs}) {{ {text} }}", opset=18)
-    used = {name for node in made.graph.node for name in node.input}
-    kept = {name: value for name, value in constants.items() if name in used}
-    made.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in kept.items())
-    return made
+    return build_used(f"g ({shape} x) => ({shape} y{outputs}) {{ {text} }}", constants, opset=18)
 
 
 def written(model: onnx.ModelProto, recipe: str = "tensorrt-int8") -> tuple[Staged, onnx.ModelProto]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import build
+from builders import build_used
 
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.affine import fake_quantize
@@ -55,9 +55,8 @@ CHAINS = {
 
 def chain(nodes: str):
     """Return the model of a chain with the numbers that it names."""
-    words = set(nodes.replace("(", " ").replace(")", " ").replace(",", " ").split())
-    given = {name: np.asarray(value, np.float32) for name, value in NUMBERS.items() if name in words}
-    return load(build(f"g (float[N,4] x) => (float[N,4] y) {{ {nodes} }}", given))
+    numbers = {name: np.float32(value) for name, value in NUMBERS.items()}
+    return load(build_used(f"g (float[N,4] x) => (float[N,4] y) {{ {nodes} }}", numbers))
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, feed_for, planned, qdq_of, stage, weights, with_override
+from builders import Arrays, build_used, feed_for, planned, qdq_of, stage, weights, with_override
 from engines import build_all, counts, unmeasured
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,13 +91,8 @@ def attend(
         "by_channel": weights(1, 1, 1, size),
         "half": np.float32(-0.5),
     }
-    read = set(text.replace("(", " ").replace(")", " ").replace(",", " ").split())
     kind = f"float[{batch},{tokens},{width}]"
-    return build(
-        f"g ({kind} x) => ({kind} y) {{ {text} }}",
-        {name: value for name, value in constants.items() if name in read},
-        opset=18,
-    )
+    return build_used(f"g ({kind} x) => ({kind} y) {{ {text} }}", constants, opset=18)
 
 
 def activations(plan: Plan) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build_used, weights
 from numpy.typing import NDArray
 
 import onnxfq
@@ -96,8 +96,7 @@ def network(text: str, outliers: float = 1.0) -> onnx.ModelProto:
         "heads": np.asarray([0, 0, 4, 4], np.int64),
         "whole": np.asarray([0, 0, 16], np.int64),
     }
-    words = text.replace("(", " ").replace(")", " ").replace(",", " ").split()
-    return build(text, {name: value for name, value in arrays.items() if name in words})
+    return build_used(text, arrays)
 
 
 def feeds(proto: onnx.ModelProto, count: int = 24) -> list[dict[str, NDArray[np.float32]]]:

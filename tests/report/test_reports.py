@@ -134,7 +134,6 @@ class Loads(HTMLParser):
     """Collects what a browser would fetch for a page."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         super().__init__()
         self.found: list[str] = []
 

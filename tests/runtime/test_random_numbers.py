@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 from numpy.typing import NDArray
 
 from onnxfq.choices import DEFAULT_RECIPE
@@ -169,7 +169,7 @@ def test_equal_runs_end_in_equal_files(name: str, tmp_path: Path, caplog: pytest
     """With one thread and with two, the same bits; a note names the node; the file keeps it as it was."""
     proto = NETWORKS[name]()
     made = [
-        quantize(proto, FEED, tmp_path / f"{n}.onnx", options=RunOptions(batch=4, threads=1 + n))
+        plain_quantize(proto, FEED, tmp_path / f"{n}.onnx", options=RunOptions(batch=4, threads=1 + n))
         for n in range(2)
     ]
     assert (
@@ -199,9 +199,7 @@ def test_figures_hold_no_noise_of_draws(name: str, tmp_path: Path) -> None:
     proto = NETWORKS[name]()
     exact = RunOptions(exact=True)
     feed = {key: values[:7] for key, values in FEED.items()}  # so few that none is unseen
-    result = quantize(
-        proto, feed, tmp_path / "q.onnx", recipe=NEAREST, accuracy=AccuracyTarget(repair=None), options=exact
-    )
+    result = plain_quantize(proto, feed, tmp_path / "q.onnx", recipe=NEAREST, options=exact)
     (score,) = {c.outputs[0].sqnr_db for c in result.evaluation.candidates}
     assert 25 < score < 60
     same = evaluate(proto, {"itself": proto, "q": tmp_path / "q.onnx"}, feed, options=exact)
@@ -281,13 +279,7 @@ def test_sensitivity_and_promises_repeat(name: str, tmp_path: Path) -> None:
     }
     assert len(found) == 1
     before = (
-        quantize(
-            proto,
-            FEED,
-            recipe=NEAREST,
-            accuracy=AccuracyTarget(repair=None),
-            options=RunOptions(batch=4),
-        )
+        plain_quantize(proto, FEED, recipe=NEAREST, options=RunOptions(batch=4))
         .evaluation.candidates[0]
         .outputs[0]
     )

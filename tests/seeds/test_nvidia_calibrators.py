@@ -162,7 +162,6 @@ def test_the_users_loop(method, how):
 
 def test_weights_are_calibrated():
     """Each output channel gets the largest magnitude, or the amax that a histogram of it alone gives."""
-    torch.manual_seed(0)
     layers = {"c": nvidia.QuantConv2d(2, 4, 3), "t": nvidia.QuantConvTranspose2d(2, 4, 3)}
     model = nn.ModuleDict(layers | {"f": nvidia.QuantLinear(9, 5), "plain": nn.Linear(2, 2)})
     model.f.weight.data[2] = 0

@@ -75,7 +75,6 @@ LAYERS = [
 @pytest.mark.parametrize(("name", "arguments", "shape"), LAYERS)
 def test_layers_quantize_input_and_weight(name, arguments, shape):
     """A quantized layer is the float layer on quantized input and weight, and starts as it."""
-    torch.manual_seed(0)
     layer = getattr(nvidia, f"Quant{name}")(*arguments)
     torch.manual_seed(0)
     plain = getattr(nn, name)(*arguments)
@@ -301,7 +300,6 @@ class Net(nn.Module):
     """Layers of several kinds in a row."""
 
     def __init__(self):
-        """Make them."""
         super().__init__()
         self.conv, self.up = nvidia.QuantConv2d(2, 4, 3), nvidia.QuantConvTranspose2d(4, 4, 3)
         self.pool, self.head = nvidia.QuantAdaptiveAvgPool2d(2), nvidia.QuantLinear(16, 3)

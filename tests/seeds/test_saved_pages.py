@@ -34,7 +34,6 @@ class Named:
     """A class of three arguments, which Horizon's page calls Foo and does not define."""
 
     def __init__(self, a: int, b: int, answer: int) -> None:
-        """Keep them."""
         self.a, self.b, self.answer = a, b, answer
 
 

@@ -57,7 +57,6 @@ class Memory(threading.Thread):
     """
 
     def __init__(self) -> None:
-        """Start watching."""
         super().__init__(daemon=True)
         self.peak = 0
         self.start()

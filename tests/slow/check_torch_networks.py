@@ -36,7 +36,6 @@ class Output(nn.Module):
     """One output of a network of transformers, from tensors by name."""
 
     def __init__(self, network: nn.Module, output: str, names: tuple[str, ...], **fixed: bool) -> None:
-        """Keep the network."""
         super().__init__()
         self.network, self.output, self.names, self.fixed = network, output, names, fixed
 

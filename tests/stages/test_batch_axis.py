@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, build_used, weights
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -94,8 +93,7 @@ CONSTANTS = {
 
 def made(text: str) -> onnx.ModelProto:
     """The model of a text, with the constants that it reads."""
-    words = set(re.findall(r"\w+", text))
-    return build(text, {name: value for name, value in CONSTANTS.items() if name in words})
+    return build_used(text, CONSTANTS)
 
 
 def feeds_of(proto: onnx.ModelProto, rows: int, count: int) -> list[Feed]:

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from agreement import with_outputs
-from builders import BUILDERS, build, feed_for, if_body, linear, weights, whole_recipe
+from builders import BUILDERS, build, build_used, feed_for, if_body, linear, weights, whole_recipe
 from builders import plain_quantize as quantize
 from hypothesis import given
 from hypothesis import strategies as st
@@ -629,11 +629,7 @@ def test_scales_of_a_product_have_one_type(name: str, recipe: str, tmp_path: Pat
     small = weights(64, 64)
     small[:, 3] *= 1e-3
     constants = {"small": small, "w": weights(64, 64), "b": weights(64), "tiny": np.float32(1e-4)}
-    used = {key: value for key, value in constants.items() if f" {key})" in PRODUCTS[name] or key == "small"}
-    proto = build(
-        f"g (float[64,64] x) => (float[64,64] y) {{ {PRODUCTS[name]} }}",
-        {**{k: v for k, v in constants.items() if k != "small"}, **used},
-    )
+    proto = build_used(f"g (float[64,64] x) => (float[64,64] y) {{ {PRODUCTS[name]} }}", constants)
     feeds = [{"x": weights(64, 64, seed=i)} for i in range(3)]
     quantize(
         proto, feeds, tmp_path / "q.onnx", recipe=whole_recipe(recipe), options=QuantizeOptions(floats=FP16)

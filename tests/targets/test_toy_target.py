@@ -56,7 +56,6 @@ class Reader(CalibrationDataReader):
     """Feeds for onnxruntime's own quantizer."""
 
     def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
-        """Take the feeds."""
         self._feeds: Iterator[dict[str, np.ndarray]] = iter(feeds)
 
     def get_next(self) -> dict[str, np.ndarray] | None:

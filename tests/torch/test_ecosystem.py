@@ -44,7 +44,6 @@ def test_the_table_has_every_row() -> None:
 @pytest.mark.parametrize("row", CHECKS)
 def test_cells(row: str, interface: str, tmp_path: Path) -> None:
     """A yes works, a no is an error of one line."""
-    torch.manual_seed(0)
     torch._dynamo.reset()
     if table()[row][interface] == "yes":
         CHECKS[row](INTERFACES[interface], tmp_path)

@@ -99,6 +99,7 @@ CASES = [
 ]
 
 
+@pytest.mark.grid
 @both
 @pytest.mark.parametrize(("name", "asked", "learned"), CASES, ids=lambda value: str(value)[:12])
 def test_networks_compute_what_torch_computes(name, asked, learned, exporter):
@@ -131,7 +132,6 @@ def test_recurrent_layers_export(kind, exporter):
 
     40 products a step, five steps: within 1e-5 on values below 1.
     """
-    torch.manual_seed(0)
     model, x = nn.ModuleDict({"layer": kind(4, 6, batch_first=True)}).eval(), torch.randn(2, 5, 4)
     model.forward = lambda x: model["layer"](x)[0]
     asked = recipe(None, "int8").model_copy(update={"target": "simulation"})
@@ -146,7 +146,6 @@ class Rounded(nn.Module):
     """A function as a module."""
 
     def __init__(self, function):
-        """Take over the function."""
         super().__init__()
         self.forward = function
 

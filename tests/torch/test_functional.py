@@ -100,7 +100,6 @@ def test_attention_taken_apart_is_torchs(keywords):
 
     1e-6: torch may leave a factor of 1 out, and sums in another order.
     """
-    torch.manual_seed(0)
     heads = 2 if keywords.get("enable_gqa") else 4
     q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, heads, 6, 8), torch.randn(2, heads, 6, 8)
     model = Attend(**keywords).eval()
@@ -116,7 +115,6 @@ def test_attention_taken_apart_is_torchs(keywords):
 @pytest.mark.sample
 def test_attention_left_in_float_is_called_as_before():
     """If an override keeps both products in float, the rewritten forward has torch's fused call."""
-    torch.manual_seed(0)
     model = Functional().eval()
     x = torch.rand(2, 4, 64)
     expected = model(x)
@@ -133,7 +131,6 @@ def test_attention_left_in_float_is_called_as_before():
 
 def test_training_moves_a_functional_weight_and_the_export_follows():
     """The exported scale belongs to the weight after the last step, though forward has not run since."""
-    torch.manual_seed(0)
     model, x = Functional().eval(), torch.rand(2, 4, 64)
     prepared(model, x)
     model.train()(x).square().mean().backward()
@@ -149,7 +146,6 @@ class Several(nn.Module):
     """Products that torch's exporter writes as MatMul, Gemm and Einsum, and one that it does not."""
 
     def __init__(self) -> None:
-        """Have one layer."""
         super().__init__()
         self.layer, self.w = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
 

@@ -103,7 +103,6 @@ class Network(nn.Module):
     """A convolution with BatchNorm, a residual sum and attention."""
 
     def __init__(self):
-        """Make the layers."""
         super().__init__()
         torch.manual_seed(0)
         self.conv, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
@@ -139,7 +138,6 @@ class Parted(nn.Module):
     """A forward with methods that torch.compile cannot trace inside of a mode by itself."""
 
     def __init__(self):
-        """Make the layer."""
         super().__init__()
         self.layer = nn.Linear(8, 8)
 

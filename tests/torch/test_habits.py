@@ -190,7 +190,6 @@ def old_weight_norm(layer: nn.Module) -> nn.Module:
 )
 def test_weights_made_of_other_parameters(changed):
     """The quantizer sees the weight as the layer uses it; training moves its parameters."""
-    torch.manual_seed(0)
     model = nn.Sequential(changed(nn.Conv1d(4, 4, 3)), nn.ReLU(), nn.Linear(6, 4)).eval()
     x = torch.rand(3, 4, 8)
     expected, weight = model(x), model[0].weight.detach().clone()
@@ -226,7 +225,6 @@ def test_lazy_layers_are_run_first():
 @pytest.mark.parametrize("saturate", [True, False])
 def test_torch_func_gives_the_same_bits(saturate):
     """grad, vjp and vmap of torch.func see the values and gradients that backward does."""
-    torch.manual_seed(0)
     x, weights = torch.randn(64) * 3, torch.arange(64.0)
     given = (x, torch.tensor(0.02), torch.tensor(3.0))
 

@@ -21,7 +21,6 @@ class Attention(nn.Module):
     """Attention with a mask as its users give it; `how` is the form."""
 
     def __init__(self, how: str) -> None:
-        """Make the projections."""
         super().__init__()
         self.how, self.qkv, self.proj = how, nn.Linear(32, 96), nn.Linear(32, 32)
 

@@ -126,7 +126,6 @@ def test_layers_round_input_and_weight(name):
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_weights(kind):
     """LSTM, GRU and RNN multiply rounded weights; their inputs and biases are float."""
-    torch.manual_seed(0)
     layer = kind(4, 5, num_layers=2, bidirectional=True)
     model, x, plain = nn.ModuleDict({"layer": layer}), torch.randn(3, 2, 4), copy.deepcopy(layer)
     model.forward = lambda x: layer(x)[0]
@@ -152,7 +151,6 @@ def test_attention_taken_apart_is_attention(options):
 
     Sums of up to 8 terms in float32, in another order: within 1e-5 on values near 1.
     """
-    torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, **options).eval()
     model = nn.ModuleDict({"layer": layer})
     key, value = torch.randn(4, 4, options.get("kdim", 8)), torch.randn(4, 4, options.get("vdim", 8))
@@ -185,7 +183,6 @@ def test_attention_taken_apart_is_attention(options):
 
 def test_attention_is_quantized():
     """Its products read rounded tensors: the projected queries lie on the quantizer's grid."""
-    torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     x = torch.randn(2, 5, 8)
     plan = prepared(model, x, recipe("int4", "int4"))
@@ -298,7 +295,6 @@ class Twice(nn.Module):
     """A forward that computes one sum twice, as attentions with positions do for queries and keys."""
 
     def __init__(self):
-        """Make the layers."""
         super().__init__()
         self.first, self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
         self.positions = nn.Parameter(torch.randn(3, 4))
@@ -383,7 +379,6 @@ def test_folded_batchnorm_computes_the_same(mode):
     The statistics move as before. 1e-5: a few roundings of 2^-24 on values near 5; rsqrt and division for
     one.
     """
-    torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU()).train(mode)
     plain[1].running_var.uniform_(0.5, 2), plain[1].weight.data.uniform_(-1, 1)
     folded, x = copy.deepcopy(plain), torch.randn(4, 3, 8, 8)
@@ -441,7 +436,6 @@ class Everything(nn.Module):
     """One of each kind of layer and operation that is quantized."""
 
     def __init__(self):
-        """Make the layers."""
         super().__init__()
         self.words, self.lstm, self.gru = nn.Embedding(9, 8), nn.LSTM(8, 8), nn.GRU(8, 8)
         self.attention, self.linear = nn.MultiheadAttention(8, 2), nn.Linear(8, 8)
@@ -505,7 +499,6 @@ class Products(nn.Module):
     """Two products of different tensors, and a layer."""
 
     def __init__(self):
-        """Make the layer."""
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
@@ -568,7 +561,6 @@ class Ranged(nn.Module):
     """Layers and products that read what has a range by definition, some through Dropout."""
 
     def __init__(self):
-        """Make the layers."""
         super().__init__()
         self.one, self.two, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout()
         self.tail = nn.Sequential(nn.Tanh(), nn.Dropout(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -607,7 +599,6 @@ class Masked(nn.Module):
     """Attention as it is often written: a factor, a mask, Softmax, dropout."""
 
     def __init__(self):
-        """Make the dropout."""
         super().__init__()
         self.drop, self.soft = nn.Dropout(), nn.Softmax(-1)
 
@@ -814,7 +805,6 @@ class Windows(nn.Module):
 @pytest.mark.parametrize("name", ["tensorrt-int8", "onnxruntime-int8", "openvino-int8", "qnn-int8"])
 def test_calls_that_the_export_writes_out_or_joins(name):
     """The export has the pairs of the ONNX road for joined and folded nodes, and for calls of several."""
-    torch.manual_seed(0)
     x = torch.randn(2, 4, 4, 8)
     float_model = onnxfq.load(export_torch(Windows().eval(), (x,)))
     wanted = onnxfq.make_plan(

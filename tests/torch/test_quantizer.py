@@ -98,7 +98,6 @@ class Double(nn.Module):
     """Two linear layers with a ReLU, and a fake quantizer in front of each."""
 
     def __init__(self, spec, observer="histogram", calibrator="minmax"):
-        """Make the layers with fixed weights."""
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)

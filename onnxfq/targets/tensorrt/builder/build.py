@@ -21,7 +21,8 @@ from onnxfq.targets.reading.proof import Built, describe_node
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.figures import compare_layers
 from onnxfq.targets.tensorrt.builder.jobs import Job, Report, run_jobs
-from onnxfq.targets.tensorrt.builder.layers import LAYERS, EngineLayer, parse_layers, verdict
+from onnxfq.targets.tensorrt.builder.layers import EngineLayer, parse_layers, verdict
+from onnxfq.targets.tensorrt.builder.process import LAYERS
 from onnxfq.targets.tensorrt.builder.shape_values import guess_values
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 from onnxfq.targets.tensorrt.gpus import BUILDS, BUILT, read_gpu

@@ -19,6 +19,7 @@ from onnxfq.support.children import python_command, python_environment
 from onnxfq.support.progress import announce
 from onnxfq.support.records import join_lines
 from onnxfq.targets.profiles import Profile
+from onnxfq.targets.tensorrt.builder import process
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class _Worker:
         self._requests.write(json.dumps(requests).encode())
         self._requests.seek(0)
         self._process = subprocess.Popen(
-            python_command("from onnxfq.targets.tensorrt.builder.process import main; main()"),
+            python_command("import runpy, sys; runpy.run_path(sys.argv[1])['main']()", process.__file__),
             env=os.environ | python_environment(),
             stdin=self._requests,
             stdout=subprocess.PIPE,

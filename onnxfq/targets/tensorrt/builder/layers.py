@@ -9,9 +9,6 @@ from math import prod
 
 from onnxfq.targets.findings import Verdict
 
-LAYERS = "Layers:"
-"""First word of the message that lists the engine; without it the format has changed."""
-
 _LOW = frozenset({"Int8", "UInt8", "FP8", "Int4", "FP4", "FP4E2M1"})
 _BITS = {
     **dict.fromkeys(("Int8", "UInt8", "FP8", "E8M0", "Bool"), 8),

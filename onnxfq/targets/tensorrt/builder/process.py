@@ -1,7 +1,8 @@
 """Builder process of TensorRT for RTX, isolated so that a crash ends nothing else.
 
-`builder.build` runs its `main`; it is the only importer of tensorrt_rtx. It reads a JSON list of
-jobs from standard input and writes a JSON line for each to standard output, in order.
+`builder.jobs` runs this file alone, because the package would take longer to import than an engine to build;
+it is the only importer of tensorrt_rtx. It reads a JSON list of jobs from standard input and writes a JSON
+line for each to standard output, in order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import sys
 from typing import Any
 
-from onnxfq.targets.tensorrt.builder.layers import LAYERS
+LAYERS = "Layers:"
+"""First word of the message that lists the engine; without it the format has changed."""
 
 
 def build(job: dict[str, Any]) -> dict[str, Any]:
