@@ -75,8 +75,8 @@ def run(seed, epochs, steps):
     feeds = [{"image": scoring[start : start + BATCH]} for start in range(0, len(scoring), BATCH)]
     (exported,) = onnxfq.evaluate("model.onnx", "model.qdq.onnx", feeds, labels=expected).candidates
     scores["Q/DQ in ONNX Runtime"] = 100 * exported.accuracy
-    start = scores["after calibration"]
-    scores["recovered loss"] = 100 * (scores["after training"] - start) / (scores["float32"] - start)
+    start, lost = scores["after calibration"], scores["float32"] - scores["after calibration"]
+    scores["recovered loss"] = 100 * (scores["after training"] - start) / lost if lost else 0.0
     return scores
 
 
