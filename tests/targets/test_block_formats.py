@@ -542,7 +542,7 @@ def test_what_tensorrt_would_run_in_float_stays_so(case):
 @pytest.mark.parametrize("rows", ["3", "N"])
 @pytest.mark.parametrize(("recipe", "block"), [("tensorrt-nvfp4", 16), ("tensorrt-mxfp8", 32)])
 def test_blocks_of_each_row(recipe, block, rows):
-    """TensorRT builds what is planned: one block a row beside an open size, an odd number of scales."""
+    """TensorRT builds the plan, also of one block a row with an open size, and of an odd number of scales."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     proto = build(
         f"g (float[{rows},{3 * block}] x) => (float[{rows},32] y) {{ a = MatMul (x, w) y = MatMul (a, v) }}",

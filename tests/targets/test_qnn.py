@@ -751,7 +751,7 @@ def test_sums_that_are_no_bias(name: str) -> None:
 
 
 def test_a_bias_between_two_formats() -> None:
-    """A Gemm has one format: a result of 8 bits beside data of 16 keeps the pair in front of the bias."""
+    """A Gemm has one format: a product with a result of 8 bits and data of 16 keeps its pair."""
     proto = build(
         "g (float[2,6,8] x, float[2,6,6] z) => (float[] y) "
         "{ a = MatMul (x, w) b = Add (a, c) p = Softmax (z) y = MatMul (p, b) }",
