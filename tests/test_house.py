@@ -166,7 +166,7 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1492,  # losses in a runtime by output; remedies fell
     "execution": 1014,  # workers without the working folder on their path; no room fell
-    "graph": 4464,  # caches that an attention hands on, names of nodes; no room fell
+    "graph": 4475,  # sums of a product and its bias; passes fell
     "interchange": 1191,  # sizes and links of GenAI folders, texts as a stream; no room fell
     "judging": 1224,  # losses above chance, samples by their cost; remedies fell
     "layers": 930,  # groups that nothing reads have names; no room fell
@@ -181,7 +181,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1884,  # progress from everywhere, labels of metrics; cli fell
     "support": 1201,  # progress from everywhere, folders of outputs, files of other tools; cli fell
-    "targets": 6396,  # folders of GenAI in a session; remedies fell
+    "targets": 6458,  # a bias in its product on the HTP, signs in OpenVINO, single blocks; passes fell
     "tools": 1799,  # texts of rules, products on integers
     "torch": 6231,  # equal calls of the exporter; a planner of layers fell
 }

@@ -11,6 +11,7 @@ from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.patterns.bias_sums import find_bias_sum
 from onnxfq.graph.queries import float_type
 
 
@@ -34,16 +35,9 @@ def join_biases(model: Model) -> Model:
 
 
 def _find_sum(product: gs.Node, graph: gs.Graph) -> gs.Node | None:
-    """Return the Add of a constant row that alone reads a product of an input by a constant matrix."""
-    if product.op != "MatMul" or product.domain not in STANDARD_DOMAINS:
+    """Return the Add of the bias of a product of two axes in float32; None if the product is an output."""
+    add = find_bias_sum(product) if product.domain in STANDARD_DOMAINS else None
+    if add is None or any(product.outputs[0] is output for output in graph.outputs):
         return None
-    (made,), (data, weight) = product.outputs, product.inputs
-    if len(made.outputs) != 1 or any(made is output for output in graph.outputs):
-        return None
-    (add,) = made.outputs
-    is_matrix = isinstance(weight, gs.Constant) and len(weight.shape) == 2
-    if add.op != "Add" or len(data.shape or ()) != 2 or not is_matrix:
-        return None
-    biases = [operand for operand in add.inputs if isinstance(operand, gs.Constant)]
-    fits = [tuple(bias.shape) in {(weight.shape[1],), (1, weight.shape[1])} for bias in biases]
-    return add if fits == [True] and float_type(weight) == "float32" else None
+    data, weight = product.inputs
+    return add if len(data.shape or ()) == 2 and float_type(weight) == "float32" else None

@@ -55,6 +55,7 @@ from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
 from onnxfq.targets.recipes import RECIPES, load_recipe
+from onnxfq.targets.target import BuildOptions
 
 # qtype, scale_type, block_size
 FORMATS = {
@@ -506,6 +507,21 @@ IN_FLOAT = {
         "tensorrt-mxfp8",
         "TensorRT needs MXFP8 blocks that divide the summed axis: 48 is not a multiple of 32",
     ),
+    "one block": (
+        build("g (float[4,16] x) => (float[4,8] y) { y = MatMul (x, w) }", {"w": weights(16, 8)}),
+        "tensorrt-nvfp4",
+        "TensorRT has NVFP4 of fixed sizes for two blocks and more along the summed axis, not one",
+    ),
+    "one block mx": (
+        build("g (float[4,32] x) => (float[4,8] y) { y = MatMul (x, w) }", {"w": weights(32, 8)}),
+        "tensorrt-mxfp8",
+        "TensorRT has MXFP8 of fixed sizes for two blocks and more along the summed axis, not one",
+    ),
+    "one column": (
+        build("g (float[N,16] x) => (float[N,1] y) { y = MatMul (x, w) }", {"w": weights(16, 1)}),
+        "tensorrt-nvfp4",
+        "TensorRT has NVFP4 of fixed sizes for two blocks and more along the summed axis, not one",
+    ),
     "open": (
         build("g (float[M,K] a, float[K,N] b) => (float[M,N] y) { [mm] y = MatMul (a, b) }"),
         "tensorrt-nvfp4",
@@ -521,6 +537,22 @@ def test_what_tensorrt_would_run_in_float_stays_so(case):
     with pytest.raises(ModelError) as caught:
         planned(proto, recipe)
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("rows", ["3", "N"])
+@pytest.mark.parametrize(("recipe", "block"), [("tensorrt-nvfp4", 16), ("tensorrt-mxfp8", 32)])
+def test_blocks_of_each_row(recipe, block, rows):
+    """TensorRT builds the plan, also of one block a row with an open size, and of an odd number of scales."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    proto = build(
+        f"g (float[{rows},{3 * block}] x) => (float[{rows},32] y) {{ a = MatMul (x, w) y = MatMul (a, v) }}",
+        {"w": weights(3 * block, block), "v": weights(block, 32)},
+    )
+    staged = stage(proto, recipe)
+    low = {use.node for placement in staged.plan.placements for use in placement.uses}
+    assert len(low) == (1 if rows == "3" else 2)
+    result = onnxfq.check(qdq_of(staged), "tensorrt", build=BuildOptions())
+    assert not result.findings and len(result.engine) == len(low), result.table()
 
 
 STATIC = {"qtype": "int8"}

@@ -94,6 +94,43 @@ def test_convolutions_keep_their_scale(product: str, readers: str) -> None:
     assert ["lost-scale" in found for found in rules] == [False, True]
 
 
+BARE = {
+    "Conv": ("c = Conv (a, w)", (8, 8, 1, 1)),
+    "ConvTranspose": ("c = ConvTranspose (a, w)", (8, 8, 1, 1)),
+    "Gemm": ("c = Gemm <transB = 1> (a, w)", (16, 16)),
+    "MatMul": ("c = MatMul (a, w)", (16, 16)),
+}
+RECTIFIED = {
+    "Neg": "r = Relu (c) y = Neg (r)",
+    "Mul": "r = LeakyRelu (c) y = Mul (r, f)",
+    "Div": "d = Mul (c, two) r = PRelu (d, two) y = Div (r, f)",
+}
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("behind", RECTIFIED)
+@pytest.mark.parametrize("product", BARE)
+def test_products_keep_their_sign(product: str, behind: str) -> None:
+    """In front of a Relu and a factor below 0 they have a bias; without it the sign is still lost."""
+    text, shape = BARE[product]
+    sizes = "16,16" if len(shape) == 2 else "2,8,6,6"
+    numbers = {"f": np.float32(-0.5), "two": np.float32([2])}
+    proto = build(
+        f"g (float[{sizes}] x) => (float[] y) {{ a = Sigmoid (x) {text} {RECTIFIED[behind]} }}",
+        {"w": weights(*shape)}
+        | {name: one for name, one in numbers.items() if f"{name})" in RECTIFIED[behind]},
+    )
+    feeds = [feed_for(proto, seed) for seed in range(4)]
+    result = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=OFF)
+    assert result.proof is not None and not result.proof.kept_float and compare(result.qdq, feeds[0]) > 60
+    bare = deepcopy(result.qdq)
+    (node,) = (node for node in bare.graph.node if node.op_type in BARE)
+    node.input[:] = node.input[:2]
+    assert compare(bare, feeds[0]) < 20, "still"
+    rules = [{found.rule for found in onnxfq.check(m, "openvino").findings} for m in (result.qdq, bare)]
+    assert ["lost-scale" in found for found in rules] == [False, True]
+
+
 def test_half_types_get_a_bias_of_their_type() -> None:
     """The least number of float16 is not zero, and the file is as in ONNX Runtime."""
     text = "g (float16[N,8,6,6] x) => (float16[N,8,6,6] y) { c = Conv (x, w) r = Relu (c) y = Add (c, r) }"

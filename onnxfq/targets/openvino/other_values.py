@@ -1,9 +1,10 @@
-"""Two forms that OpenVINO 2026.4.1 computes otherwise: plans and files avoid them, and a check reports them.
+"""Three forms that OpenVINO 2026.4.1 computes otherwise: plans and files avoid them, a check reports them.
 
 It moves a pair behind a Concat in front of it, and is wrong if the grid is signed. It computes a convolution
 of two quantized operands wrongly if shapes are open, no bias is there, and several operators read the result:
-it forgets the scale for all but one of them. A bias of the least normal float32 keeps it right; sums do not
-change by it, unless they are zero. `tests/targets/test_openvino_values.py` asks the installed release again.
+it forgets the scale for all but one of them. It moves a factor behind a Relu in front of it, also below 0, if
+the product before has no bias. A bias of the least normal float32 keeps both right; sums do not change by it,
+unless they are zero. `tests/targets/test_openvino_values.py` asks the installed release again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from onnxfq.targets.reading.context import CheckContext, make_finding
 LEAST = float(np.finfo(np.float32).tiny)
 _FOLDED = ("Relu", "Identity", "Add", "Sub", "Mul", "Div", "Max", "Min", "BatchNormalization")
 """Operators that OpenVINO folds into a pair behind them, if all other inputs are constants."""
+_RECTIFIERS, _FACTORS = frozenset({"LeakyRelu", "PRelu", "Relu"}), frozenset({"Div", "Mul", "Neg"})
 
 
 def find_joined(nodes: Iterable[Any], is_constant: Callable[[Any], bool]) -> set[str]:
@@ -43,29 +45,47 @@ def find_joined(nodes: Iterable[Any], is_constant: Callable[[Any], bool]) -> set
 
 
 def give_biases(editor: Editor) -> None:
-    """Give convolutions whose scale would be forgotten the least bias, in place."""
+    """Give products whose scale or sign would be lost the least bias, in place."""
     outputs = {
         output.name for graph in (editor.graph, *editor.graph.subgraphs(True)) for output in graph.outputs
     }
     for node in nodes_by_graph(editor.graph):
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         biased = bias is not None and not (isinstance(bias, gs.Constant) and not constant_array(bias).any())
-        if not biased and node.domain in STANDARD_DOMAINS and _forgets_scale(node, outputs):
+        if not biased and node.domain in STANDARD_DOMAINS and _explain_loss(node, outputs):
             weight = node.inputs[1]
-            channels = weight.shape[0] if node.op == "Conv" else weight.shape[1] * node.attrs.get("group", 1)
+            first = node.op == "Conv" or node.attrs.get("transB", 0)
+            channels = weight.shape[0] if first else weight.shape[1] * node.attrs.get("group", 1)
+            node.op = "Gemm" if node.op == "MatMul" else node.op  # of two axes, which has a bias
             number = max(LEAST, float(finfo(weight.dtype).smallest_subnormal))  # of float16 6e-8
             least = editor.constant(f"{node.name}/least_bias", np.full(channels, number, weight.dtype))
             node.inputs = [*node.inputs[:2], least]
 
 
-def _forgets_scale(node: Any, outputs: Collection[str]) -> bool:
-    """Tell whether OpenVINO forgets the scale of `node`, which has no bias, for some of its readers."""
+def _explain_loss(node: Any, outputs: Collection[str]) -> str:
+    """Return what OpenVINO makes of a product without a bias, with other values; empty if it is right."""
     makers = [maker.op for operand in node.inputs[:2] for maker in operand.inputs]
-    if node.op not in CONVOLUTIONS or makers != ["DequantizeLinear"] * 2:
-        return False
+    if node.op not in (*CONVOLUTIONS, "Gemm", "MatMul") or makers != ["DequantizeLinear"] * 2:
+        return ""
     (data, weight), made = node.inputs[:2], node.outputs[0]
     several = len(made.outputs) + (made.name in outputs) > 1
-    return several and _is_fixed(weight.shape) and not _is_fixed(data.shape)
+    if node.op in CONVOLUTIONS and several and _is_fixed(weight.shape) and not _is_fixed(data.shape):
+        return "has open shapes and several readers, and OpenVINO forgets the scale for all but one"
+    has_matrices = all(len(operand.shape or ()) == 2 for operand in (data, weight))
+    if (node.op in CONVOLUTIONS or has_matrices) and _is_rectified(node, outputs):
+        return "stands before a Relu and a factor, and OpenVINO swaps them, also if the factor is below 0"
+    return ""
+
+
+def _is_rectified(node: Any, outputs: Collection[str]) -> bool:
+    """Tell whether a factor is behind a Relu, or one of its kind, which alone is behind `node`."""
+    is_behind = False
+    while node.outputs[0].name not in outputs and len(node.outputs[0].outputs) == 1:
+        (node,) = node.outputs[0].outputs
+        if node.op not in _RECTIFIERS | _FACTORS or (is_behind and node.op in _FACTORS):
+            return node.op in _FACTORS
+        is_behind |= node.op in _RECTIFIERS
+    return False
 
 
 def _is_fixed(shape: Sequence[Any] | None) -> bool:
@@ -85,13 +105,11 @@ def signed_concats(reading: CheckContext) -> Iterator[Finding]:
 
 
 def lost_scales(reading: CheckContext) -> Iterator[Finding]:
-    """Report convolutions whose scale is forgotten."""
+    """Report products without a bias whose scale or sign OpenVINO loses."""
     outputs = {output.name for graph in list_graphs(reading.proto.graph) for output in graph.output}
     for site in reading.sites:
         bias = reading.index.value(site.input(2)) if site.input(2) else np.zeros(1)
-        if bias is not None and not bias.any() and _forgets_scale(site, outputs):
-            message = (
-                "it has open shapes, no bias and several readers, and OpenVINO forgets the scale of its "
-                f"result for all but one; give it a bias that is not zero, such as {LEAST:.1e}"
-            )
+        why = "" if bias is None or bias.any() else _explain_loss(site, outputs)
+        if why:
+            message = f"it has no bias, {why}; give it a bias that is not zero, such as {LEAST:.1e}"
             yield make_finding("lost-scale", "wrong", site, message, site.input(0))

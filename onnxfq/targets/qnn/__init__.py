@@ -5,7 +5,6 @@ from __future__ import annotations
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.normalize.turned_weights import store_turned
-from onnxfq.passes.join_biases import join_biases
 from onnxfq.passes.product_forms import write_products
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.passes.separate_biases import separate_biases
@@ -23,7 +22,7 @@ from onnxfq.targets.target import Target
 
 def _prepare(model: Model) -> Model:
     model = with_session_shapes(store_turned(write_products(fold_batch_norm(model))))
-    return separate_biases(fuse_gelus(fuse_norms(join_biases(model))))
+    return separate_biases(fuse_gelus(fuse_norms(model)))
 
 
 QNN = Target(

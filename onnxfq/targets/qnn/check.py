@@ -20,6 +20,7 @@ from onnxfq.graph.ops import (
     STANDARD_DOMAINS,
     WEIGHTED_INPUTS,
 )
+from onnxfq.graph.patterns.bias_sums import find_bias_sum
 from onnxfq.graph.patterns.whole_numbers import find_whole_numbers
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.float_products import rounded_products
@@ -172,12 +173,14 @@ def _written_in_float(site: NodeSite) -> Iterator[str]:
 
 
 def _vanishes(site: NodeSite) -> bool:
-    """Tell whether `site` is behind an operator, and the pair behind it does its work.
+    """Tell whether `site` is behind an operator, and the pair behind it does its work, or it adds a bias.
 
     Source: `IsClipMadeRedundantByQ` of ONNX Runtime.
     """
-    maker = site.index.maker(site.input(0))
     readers = site.outputs[0].outputs
+    if _is_bias_sum(site):
+        return len(readers) == 1 and (quantizer(readers[0]) is not None or _vanishes(readers[0]))
+    maker = site.index.maker(site.input(0))
     if site.op not in ABSORBED or maker is None or maker.op in QDQ_OPS:
         return False
     if len(readers) != 1 or len(site.index.reading(site.input(0))) != 1:
@@ -191,6 +194,13 @@ def _vanishes(site: NodeSite) -> bool:
     ends = np.iinfo(behind.zero_point.dtype)
     low, high = np.rint(np.asarray(limits) / float(behind.scale)) + int(behind.zero_point)
     return bool(low <= ends.min and high >= ends.max)
+
+
+def _is_bias_sum(site: NodeSite) -> bool:
+    """Tell whether `site` adds the bias of a product, with which ONNX Runtime makes a Gemm of it."""
+    products = [maker for tensor in site.inputs for maker in tensor.inputs]
+    sums = (find_bias_sum(one, lambda tensor: site.index.is_constant(tensor.name)) for one in products)
+    return any(add is site for add in sums)
 
 
 def _limits(site: NodeSite) -> Bounds | None:

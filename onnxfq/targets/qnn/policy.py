@@ -19,6 +19,7 @@ from onnxfq.graph.queries import find_fixed, producer_op
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
+from onnxfq.targets.qnn.bias_sums import join_bias_sums
 from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
 from onnxfq.targets.reading.limits import Product, TargetLimit, explain, refuse
 
@@ -92,7 +93,7 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     weights = {
         p.tensor for d in decisions if d.node in multiplied for p in d.placements if p.role == "weight"
     }
-    return [
+    revised = [
         replace(
             d,
             placements=tuple(
@@ -106,6 +107,7 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         for d in decisions
         if d.node not in fixed and not _vanishes(by_name[d.node], written, placing)
     ]
+    return join_bias_sums(revised, by_name, recipe)
 
 
 def _find_second_operands(nodes: Collection[gs.Node]) -> set[str]:

@@ -152,9 +152,8 @@ def _find_quantized_type(index: SiteIndex, tensor: str) -> int:
         tensor = maker.input(0)
         known, maker = index.dtype(tensor), index.maker(tensor)
     if maker is not None and maker.op in DYNAMIC_OPS:
-        return int(
-            TensorProto.FLOAT4E2M1 if maker.op == "TRT_FP4DynamicQuantize" else TensorProto.FLOAT8E4M3FN
-        )
+        is_narrow = maker.op == "TRT_FP4DynamicQuantize" and tensor == maker.node.output[0]  # no scale
+        return int(TensorProto.FLOAT4E2M1 if is_narrow else TensorProto.FLOAT8E4M3FN)
     if not known and maker is not None:
         made_by = quantizer(maker)
         return made_by.qtype if made_by is not None else 0

@@ -160,6 +160,25 @@ def suggest_block(count: int) -> str:
     return "" if size is None else f"; block_size {size} would do"
 
 
+def explain_one_block(name: str, shape: Sequence[int | str], is_one: bool, is_weight: bool) -> str:
+    """Return why TensorRT for RTX 1.7.1 has no MXFP8 or NVFP4 of one block a row; empty if it has.
+
+    With fixed sizes it builds no such product in MXFP8 ("myelin_graph.h") and multiplies in float in NVFP4. A
+    tensor of a single block does not pass its parser ("ScaleMode"). With an open size it runs.
+
+    Args:
+        name: MXFP8 or NVFP4.
+        shape: of the tensor.
+        is_one: whether its summed axis is one block.
+        is_weight: whether it is a weight, of which rows may have one block beside open sizes.
+    """
+    sizes = [size for size in shape if isinstance(size, int)]
+    whole = is_weight and sum(size > 1 for size in sizes) > 1
+    if not is_one or len(sizes) < len(shape) or whole:
+        return ""
+    return f"TensorRT has {name} of fixed sizes for two blocks and more along the summed axis, not one"
+
+
 def explain_right_side(shape: Sequence[int | str | None] | None) -> str:
     """Return why no NVFP4 product with a computed right-hand tensor of `shape` is built; empty if one is."""
     if shape is None or all(isinstance(size, int) for size in shape):

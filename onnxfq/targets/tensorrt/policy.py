@@ -33,6 +33,7 @@ from onnxfq.targets.tensorrt.limits import (
     TWO_COMPUTED,
     ZERO_POINTS,
     explain_int4,
+    explain_one_block,
     explain_one_row,
     explain_right_side,
     suggest_block,
@@ -166,7 +167,10 @@ def _blocks_in_float(placement: Placement, operands: Operands) -> str:
     rule = f"TensorRT needs {name} blocks that divide the summed axis"
     if not isinstance(size, int):
         return f"{rule}, and the summed axis of {placement.tensor!r} is open"
-    return f"{rule}: {size} is not a multiple of {block}" if size % block else ""
+    if size % block:
+        return f"{rule}: {size} is not a multiple of {block}"
+    assert shape is not None, "a size is known"
+    return explain_one_block(name, shape, size == block, placement.role == "weight")
 
 
 def _explain_axes(placement: Placement, operands: Operands, name: str, shape: Sequence[int | str]) -> str:
