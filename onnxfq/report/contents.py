@@ -71,12 +71,15 @@ def read_result(path: str | Path) -> AnyResult:
 
     Raises DataError in one line for any other file.
     """
+    remedy = "give what `quantize`, `evaluate` or `sensitivity` print with --json"
+    if Path(path).suffix in (".onnx", ".npz", ".html"):
+        raise DataError(f"{path} holds no result; {remedy}")
     content = read_content(path, DataError)
     form = content.get("format") if isinstance(content, dict) else None
     if form not in RECORDS:
         raise DataError(
             f"{path} holds no result: its format is {form!r:.60}, wanted is one of {', '.join(RECORDS)}; "
-            "give what `quantize`, `evaluate` or `sensitivity` print with --json"
+            + remedy
         )
     return parse(content, RECORDS[form], DataError, str(path))
 
@@ -187,7 +190,7 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
 def _ranked(label: str, found: Sensitivity) -> Content:
     kept = set(found.remedy.kept) if found.remedy is not None else set()
     members = [(place, group, node) for place, group in enumerate(found.groups) for node in group.nodes]
-    shown, total = found.sqnr_db, sum(group.noise for group in found.groups)
+    shown = found.sqnr_db
     return Content(
         label=label,
         subtitle=f"recipe {found.recipe}, {found.samples} samples, measured at {', '.join(found.outputs)}",
@@ -208,7 +211,7 @@ def _ranked(label: str, found: Sensitivity) -> Content:
                 quantized=place not in kept,
                 why="the remedy leaves it in float" if place in kept else "",
                 alone_db=group.alone_db,
-                noise_share=group.noise / total if total else None,
+                noise_share=found.share(group),
                 rest_db=group.rest_db,
                 multiplies=group.multiplies,
             )

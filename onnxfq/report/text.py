@@ -58,7 +58,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
         before, after = sizes
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
     names = [placement.tensor for placement in result.plan.placements if placement.role == "activation"]
-    measured = partial(measure_channels, result.model, result.samples, names)
+    measured = partial(measure_channels, result.model, result.samples, names, result.threads)
     return lines + advice_lines(evaluation, result.trials, measured, wider)
 
 
