@@ -161,10 +161,10 @@ ROOM_LINES: dict[str, int] = {
     "": 215,  # abbreviations in hints; no room fell
     "calibration": 2433,  # masks that set no range; no room fell
     "checkpoints": 1353,  # bits and groups that no layer has are refused; no room fell
-    "cli": 1928,  # remedies for wrong usage, options given twice; no room fell
+    "cli": 1929,  # remedies for wrong usage, options given twice; no room fell
     "data": 1824,  # hints for rows, single samples and tables as labels; no room fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1492,  # makers of numbered tensors, shares of noise; no room fell
+    "documents": 1493,  # makers of numbered tensors, shares of noise; no room fell
     "execution": 1019,  # makers of numbered tensors; no room fell
     "graph": 4494,  # states of a configuration, makers of numbered tensors; no room fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
@@ -177,7 +177,7 @@ ROOM_LINES: dict[str, int] = {
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 358,  # threads for reports; no room fell
     "remedies": 1540,  # 16 bits for single sums and norms; no room fell
-    "report": 1201,  # layers that a trial ranked already, samples of each figure; no room fell
+    "report": 1217,  # layers that a trial ranked already, samples of each figure; no room fell
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1889,  # threads for reports, caches by genai_config.json; no room fell
     "support": 1243,  # remedies for words, files and addresses of others; no room fell

@@ -35,8 +35,9 @@ def explain_usage(fault: Any) -> str:
     option = getattr(fault, "option_name", "")
     if option in OPTIONS:
         return f"no option {option} here: {OPTIONS[option]}"
-    if text.startswith("Missing ") and getattr(parameter, "help", None) and "{" not in parameter.help:
-        return f"{text.rstrip('.')}: {parameter.help}"
+    meaning = getattr(parameter, "help", None) or ""
+    if text.startswith("Missing ") and meaning and "{" not in meaning:
+        return f"{text.rstrip('.')}: {meaning}"
     command = re.match(r"No such command '(\w+)'", text)
     if command and command[1] in COMMANDS:
         return f"no command {command[1]!r}: {COMMANDS[command[1]]}"

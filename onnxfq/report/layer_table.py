@@ -88,6 +88,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
         graph=tuple(_graph_nodes(index, noise, placed)),
         multiplies=sum(row.multiplies or 0.0 for row in rows if row.quantized) if total else None,
         weight_bytes=_quantized_bytes(result),
+        samples=len(few),
     )
 
 
