@@ -166,7 +166,7 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1493,  # makers of numbered tensors, shares of noise; no room fell
     "execution": 1019,  # makers of numbered tensors; no room fell
-    "graph": 4494,  # states of a configuration, makers of numbered tensors; no room fell
+    "graph": 4501,  # states of a configuration, makers of numbered tensors; no room fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
     "judging": 1209,  # the answer to a promise, progress; cli fell
     "layers": 930,  # groups that nothing reads have names; no room fell

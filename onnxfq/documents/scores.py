@@ -58,7 +58,7 @@ class OutputScore(Record):
         decides: whether the SQNR of the model is the lowest of this and others like it.
         moved: whether its elements change places with its values, as boxes that are selected do; such an
             SQNR judges nothing.
-        made_by: node or module behind an inner tensor that an exporter numbered; else empty.
+        made_by: node or module behind an inner tensor whose name an exporter made; else empty.
         stands_for: outputs that are chosen by this inner tensor, which judges in their place.
         drift: how the error grows along a stream; None where it does not.
         noises: squared error of each feed, or each window of a stream, over the squared reference of all;

@@ -59,7 +59,7 @@ class JudgedTensors:
         classes: outputs whose last axis may have scores of classes, each with its rank, 2 or 3.
         choices: by tensor whose values the float model gives to all others, its type.
         unjudged: by node whose choices are not given although products depend on them, the reason.
-        makers: words for the node or module behind an inner tensor that an exporter numbered.
+        makers: words for the node or module behind an inner tensor, see `name_tensor`.
     """
 
     deciding: tuple[str, ...] = ()
