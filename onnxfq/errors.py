@@ -76,7 +76,8 @@ class DeviceMemoryError(OnnxfqError, RuntimeError):
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """Return `; nearest: a, b` for the known names most like `name`, or all known names if they are few.
 
-    A name is like another that it begins or ends, or that differs in one letter, from six letters on in two.
+    A name is like another that it begins or ends, or that differs in one letter, from six letters on in two,
+    or of which it is an abbreviation, as `trt` is of `tensorrt`.
     The text ends an error message about an unknown name. It is empty if no name is known.
     """
     import difflib  # slow, and for misspelled names alone
@@ -84,7 +85,9 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     def is_like(other: str) -> bool:
         if len(name) > 3 and (other.startswith(name) or other.endswith(name)):
             return True
-        if sorted(name) == sorted(other):
+        rest = iter(other)
+        is_short = len(name) > 2 and name[0] == other[0] and all(letter in rest for letter in name)
+        if is_short or sorted(name) == sorted(other):
             return True
         steps = difflib.SequenceMatcher(None, name.lower(), other.lower(), False).get_opcodes()
         apart = sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in steps if kind != "equal")

@@ -1,4 +1,4 @@
-"""Writes docs/results.md, the one page of results, from the files of benchmarks/results.
+"""Writes benchmarks/results.md, the one page of results, from the files of benchmarks/results.
 
     python scripts/results_page.py [--measured FILE ...]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "benchmarks" / "results.md"
 LINK = re.compile(r"(\]\()([^)\s#:]*)(#[^)\s]*)?(?=\))")
 
 HEAD = """# Results

@@ -228,6 +228,7 @@ LINKS = re.compile(r"\]\(([^)\s]+)\)")
 LINKED = [
     *PAGES,
     ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "results.md",
     *(ROOT / folder / "README.md" for folder in ("benchmarks", "models")),
     *sorted((ROOT / "examples").rglob("README.md")),
     ROOT / "ROADMAP.md",

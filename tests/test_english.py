@@ -21,7 +21,7 @@ PAGES = (
     *(
         ROOT / name
         for name in """README.md CONTRIBUTING.md SECURITY.md ROADMAP.md benchmarks/README.md
-        models/README.md""".split()
+        benchmarks/results.md models/README.md""".split()
     ),
     *sorted((ROOT / "examples").rglob("README.md")),
 )
@@ -83,7 +83,7 @@ FOUND = re.compile(
     "|".join([rf"^(?:{'|'.join(OPENERS)})\b", *(rf"\b(?:{one})(?!\w)" for one in BANNED)]), re.I
 )
 QUOTED = re.compile(r"^- \S+, .*?: (?:nothing to quantize|tensor ').*$", re.MULTILINE)
-"""Lines of docs/results.md that quote errors."""
+"""Lines of benchmarks/results.md that quote errors."""
 
 
 def sentences(text: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ from onnxfq.cli.streams import keep_output_clean
 from onnxfq.errors import OnnxfqError, OutputError
 from onnxfq.support.files import check_writable
 from onnxfq.support.memory import check_limits
+from onnxfq.support.other_words import MODEL_FILES
 from onnxfq.support.outputs import check_apart, write_together
 
 OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out", "node_data")
@@ -28,12 +29,6 @@ FOLDERS = ("handoff", "demo")
 
 FILE_OR_FOLDER = ("convert",)
 """Commands whose output is a folder unless it ends in .onnx."""
-
-FOREIGN = (
-    *(".tflite", ".pt", ".pth", ".pb", ".h5", ".keras", ".engine", ".plan", ".trt", ".xml", ".bin", ".dlc"),
-    *(".mlmodel", ".mlpackage", ".gguf", ".safetensors", ".ort", ".hef", ".rknn", ".om", ".bmodel", ".mnn"),
-)
-"""Endings of models in formats that are not written."""
 
 _MODEL = "model"
 
@@ -61,7 +56,7 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
         for output in (*outputs, *inside):
             check_apart(output, inputs)
             check_keeps_data(output, data)
-            if output.suffix.lower() in FOREIGN and command.__name__ not in FOLDERS:
+            if output.suffix.lower() in MODEL_FILES and command.__name__ not in FOLDERS:
                 raise OutputError(
                     f"{output}: nothing writes {output.suffix} here; give a name that ends in .onnx"
                 )
@@ -73,6 +68,9 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
                     _check_file_name(output)
         for one, other in combinations([*outputs, *inside], 2):
             check_apart(one, [other])
+        page = given.get("output" if command.__name__ == "report" else "report")
+        if page is not None and page.suffix not in ("", ".html", ".htm"):
+            raise OutputError(f"{page}: the page is HTML; give a name that ends in .html")
         ended: typer.Exit | None = None
         with write_together(outputs, inputs):
             try:

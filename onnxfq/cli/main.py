@@ -21,6 +21,7 @@ from onnxfq.cli.console import show_notes
 from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.option import flag
 from onnxfq.cli.streams import hold_results
+from onnxfq.cli.usage import explain_usage, refuse_repeated
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.support.interrupts import INTERRUPTED, was_raised
 from onnxfq.support.plurals import agree_numbers
@@ -99,6 +100,11 @@ _whole: ContextVar[bool] = ContextVar("whole", default=False)
 
 
 class _Command(_Flags, typer.core.TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:  # a shell that completes a line repeats what it will
+            refuse_repeated(self.params, args)
+        return super().parse_args(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         fill_names(self)
         folded = [] if _whole.get() else self._fold_panels()
@@ -202,8 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Wrong usage is of a class of click's in older releases of typer, of typer's own in newer ones.
         if not hasattr(error, "format_message"):
             raise
-        # The validation library puts "Value error, " before typer's own message.
-        return _fail(error.format_message().replace("Value error, ", ""), 2)
+        return _fail(explain_usage(error), 2)
 
 
 def _cut(line: str) -> str:

@@ -222,7 +222,10 @@ class Accuracy:
             return AccuracyTarget(**vars(self), repair=repair)
         except DataError as fault:  # its words are the parameters of Python
             names = "|".join(one.name for one in fields(self) if "_" in one.name)
-            words = re.sub(rf"\b(?:{names})\b", lambda name: f"--{name[0].replace('_', '-')}", str(fault))
+            asked = r"(?<=give )(?:labels|fallback)|(?<=with )labels"
+            words = re.sub(
+                rf"\b(?:{names})\b|{asked}", lambda name: f"--{name[0].replace('_', '-')}", str(fault)
+            )
             raise DataError(words) from None
 
 

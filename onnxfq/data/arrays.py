@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data.inputs import Feed, Inputs, InputSpec, samples_open
-from onnxfq.data.validation import check_names, misfit
+from onnxfq.data.validation import check_names, misfit, rank_hint
 from onnxfq.errors import DataError
 from onnxfq.support.arrays import (
     NPY_MAGIC,
@@ -27,7 +27,7 @@ from onnxfq.support.arrays import (
     load_npz,
     npz_names,
 )
-from onnxfq.support.other_words import DATA_FILES
+from onnxfq.support.other_words import DATA_FILES, explain_missing
 from onnxfq.support.reading import open_input
 from onnxfq.support.records import join_lines
 
@@ -49,7 +49,7 @@ def _faults(path: str | Path, kind: str = ".npz", call: str = "savez(path, INPUT
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"no such file or folder: {path}; check the path") from None
+        raise DataError(f"no such file or folder: {path}; {explain_missing(path)}") from None
     except SingleArrayError:
         raise DataError(f"{path} is a single array; save it by input name: numpy.{call}") from None
     except UNREADABLE as fault:
@@ -130,7 +130,9 @@ def cut(arrays: Arrays, inputs: Inputs, batch: int, source: str) -> Iterator[Fee
         if array.ndim == rank + 1:
             runs[spec.name] = array.shape[0]
         elif array.ndim != rank:
-            raise DataError(misfit(spec, array, f"its rank must be {rank} or {rank + 1}"))
+            raise DataError(
+                misfit(spec, array, f"its rank must be {rank} or {rank + 1}{rank_hint(spec, array)}")
+            )
         elif rank and spec.shape and spec.shape[0] is not None:
             runs[spec.name] = _whole_runs(spec, array, spec.shape[0])
         elif rank:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnxfq.data.inputs import Inputs, InputSpec
 from onnxfq.data.options import MOST_PIXELS, RESAMPLES, DataOptions, image_layout
 from onnxfq.errors import DataError
+from onnxfq.support.other_words import explain_missing
 from onnxfq.support.reading import open_input
 from onnxfq.support.records import join_lines
 
@@ -59,7 +60,7 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
             if _has_more(image):
                 notes.append(f"of files with several pictures the first is read, of {path} for one")
     except FileNotFoundError:
-        raise DataError(f"no such file or folder: {path}; check the path") from None
+        raise DataError(f"no such file or folder: {path}; {explain_missing(path)}") from None
     except DataError:
         raise
     except pillow.UnidentifiedImageError:

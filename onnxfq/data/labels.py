@@ -45,6 +45,8 @@ def read_labels(labels: Labels, whole: bool = True) -> NDArray[Any]:
     source = "the given labels" if in_memory else str(labels)
     try:
         values = as_array(labels) if in_memory else _read(Path(str(labels)))
+        if Path(source).suffix in (".csv", ".tsv") and any(set(",\t") & {*str(one)} for one in values.flat):
+            raise ValueError("it is a table: take its column, one label a line")
         if values.size and (
             values.dtype.kind == "U" or all(isinstance(text, str) for text in values.ravel())
         ):
@@ -74,6 +76,8 @@ def read_truth(labels: Labels, metric: str | Metric | None) -> NDArray[Any]:
         return read_labels(labels, whole=metric is None)
     try:
         return named.read(Path(labels))
+    except DataError as fault:
+        raise DataError(f"{fault}; metric {metric} reads {named.labels}") from None
     except (OSError, UnicodeDecodeError) as fault:
         raise DataError(
             f"cannot read the labels {labels} ({join_lines(fault)}); give {named.labels}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -102,13 +103,27 @@ def fit_shape(array: NDArray[Any], spec: InputSpec, where: str) -> None:
         return
     if array.ndim != len(spec.shape):
         hint = layout_hint(spec.shape[1:], array.shape)
-        raise DataError(misfit(spec, array, hint or f"its rank must be {len(spec.shape)} {where}"))
+        hint = hint or f"its rank must be {len(spec.shape)} {where}{rank_hint(spec, array)}"
+        raise DataError(misfit(spec, array, hint))
     if not _takes(spec.shape, array.shape):
         fixed = spec.shape[0] if len(spec.shape) > 1 else None
         hint = layout_hint(spec.shape, array.shape)
         if not hint and fixed is not None and _takes(spec.shape[1:], array.shape[1:]):
             hint = f"the model takes {fixed} samples a run; give a multiple of {fixed} {where}"
         raise DataError(misfit(spec, array, hint or f"its shape must fit {where}{_resize_hint(spec, array)}"))
+
+
+def rank_hint(spec: InputSpec, array: NDArray[Any] | StoredArray) -> str:
+    """Return what makes an array of another rank fit, where its sizes tell; "" where they do not."""
+    wanted = (spec.shape or ())[1:]
+    if len(array.shape) < 2 < len(wanted):
+        return "; data are the samples that the model reads, and not their labels"
+    if None in wanted or not wanted:
+        return ""
+    if _takes(wanted, array.shape):
+        return "; it is one sample: use array[None]"
+    fits = math.prod(array.shape[1:]) == math.prod(size or 0 for size in wanted)
+    return f"; use array.reshape(-1, {', '.join(map(str, wanted))})" if array.shape and fits else ""
 
 
 def _resize_hint(spec: InputSpec, array: NDArray[Any]) -> str:

@@ -174,6 +174,7 @@ class LayerTable(Record):
         graph: all nodes in the order of the graph.
         multiplies: share of the multiply-adds in low precision, 0 to 1; None if nothing was run.
         weight_bytes: share of the bytes of constants that is quantized.
+        samples: on which layers were run.
     """
 
     layers: tuple[LayerRow, ...]
@@ -181,3 +182,4 @@ class LayerTable(Record):
     graph: tuple[GraphNode, ...] = ()
     multiplies: Amount | None = None
     weight_bytes: Amount = 0.0
+    samples: Count = 0

@@ -58,6 +58,7 @@ class OutputScore(Record):
         decides: whether the SQNR of the model is the lowest of this and others like it.
         moved: whether its elements change places with its values, as boxes that are selected do; such an
             SQNR judges nothing.
+        made_by: node or module behind an inner tensor whose name an exporter made; else empty.
         stands_for: outputs that are chosen by this inner tensor, which judges in their place.
         drift: how the error grows along a stream; None where it does not.
         noises: squared error of each feed, or each window of a stream, over the squared reference of all;
@@ -73,6 +74,7 @@ class OutputScore(Record):
     top1_agreement: Share | None = None
     decides: bool = True
     moved: bool = False
+    made_by: str = ""
     stands_for: tuple[str, ...] = ()
     drift: Drift | None = None
     noises: tuple[float, ...] = Field((), exclude=True, repr=False)
@@ -81,12 +83,13 @@ class OutputScore(Record):
         """Return the figure as `41.2 dB at 'y'`, with the outputs that it stands for."""
         others = f", which gives {', '.join(map(repr, self.stands_for))}" if self.stands_for else ""
         part = f", {self.part}" if self.part else ""
-        return f"{self.figure} at {self.output!r}{part}{others}"
+        return f"{self.figure} at {self.made_by or repr(self.output)}{part}{others}"
 
     @property
     def name(self) -> str:
         """The output and its part, for a table."""
-        return f"{self.output}, {self.part}" if self.part else self.output
+        name = self.made_by or self.output
+        return f"{name}, {self.part}" if self.part else name
 
     @property
     def kind(self) -> str:

@@ -152,6 +152,11 @@ class Sensitivity(PrintedRecord, Document):
         """SQNR of the outputs in dB with everything quantized."""
         return ratio_db(1.0, self.noise)
 
+    def share(self, group: GroupNoise) -> float | None:
+        """Return the part of the noise of all groups, each alone, that `group` makes; None without noise."""
+        total = sum(one.noise for one in self.groups)
+        return group.noise / total if total else None
+
     def by_gain(self, by_metric: bool = False) -> list[int]:
         """Return the places of the groups by their noise for their price, the best first.
 
@@ -242,16 +247,16 @@ class Sensitivity(PrintedRecord, Document):
         this group quantized, where measured; the metric with only this group quantized, and with all others,
         if a metric was given; its share of multiply-adds; readers and tensors.
         """
-        total = sum(group.noise for group in self.groups)
         task = ["metric alone", "metric without"] if self.metric is not None else []
         rows = [
             ["alone dB", "noise", "without dB", *task, "multiplies", "operators", "module or node", "tensors"]
         ]
         for group in self.groups[:shown]:
+            share = self.share(group)
             rows.append(
                 [
                     f"{group.alone_db:.1f}",
-                    f"{group.noise / total:.1%}" if total else "",
+                    "" if share is None else f"{share:.1%}",
                     "" if group.rest_db is None else f"{group.rest_db:.1f}",
                     *(
                         "" if one is None else f"{one:.5g}"

@@ -223,6 +223,7 @@ class CandidateSums:
                 top1_agreement=same / count if count else None,
                 decides=name in deciding,
                 moved=name in judged.moved,
+                made_by=judged.makers.get(name, ""),
                 stands_for=judged.sources.get(name, ()),
             )
             for name, sums, (same, count) in zip(names, self.sums, self.agreed, strict=True)
@@ -269,10 +270,9 @@ class CandidateSums:
         """Yield the scores of the parts of outputs; one that is zero in the reference decides nothing."""
         for name, found in self.parts.items():
             decides = name in self.judged.deciding
-            for number, (part, sums) in enumerate(zip(self.judged.parts[name], found, strict=True), 1):
-                text = part.name(number, len(found))
-                more = {"part": text, "decides": decides and sums.signal > 0.0}
-                yield self._score(name, sums, number - 1, **more)
+            for place, (part, sums) in enumerate(zip(self.judged.parts[name], found, strict=True)):
+                more = {"part": part.name, "decides": decides and sums.signal > 0.0}
+                yield self._score(name, sums, place, **more)
 
     def _score(self, name: str, sums: ErrorSums, place: int = 0, **more: Any) -> OutputScore:
         powers = self.powers.get((name, place), {})
@@ -304,7 +304,11 @@ class CandidateSums:
         """Yield the scores of logits, in the name of the outputs behind them."""
         for name, output in self.judged.logits.items():
             if name in scores:
-                changes = {"output": output, "part": f"{LOGITS}{name!r}", "top1_agreement": None}
+                changes = {
+                    "output": output,
+                    "part": f"{LOGITS}{self.judged.makers.get(name, repr(name))}",
+                    "top1_agreement": None,
+                }
                 yield scores[name].model_copy(update=changes)
 
 

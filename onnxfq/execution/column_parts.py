@@ -26,8 +26,9 @@ MOST_COLUMNS = 1024
 class Columns(OutputPart):
     """Neighbouring columns or channels of an output."""
 
-    def name(self, number: int, count: int) -> str:
-        """Return their places, from 0, and the axis."""
+    @property
+    def name(self) -> str:
+        """Their places, from 0, and the axis."""
         ((axis, (first, end)),) = self.ranges.items()
         assert end is not None
         places = str(first) if end == first + 1 else f"{first}-{end - 1}"

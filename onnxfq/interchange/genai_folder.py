@@ -31,6 +31,7 @@ from onnxfq.graph.external.sizes import SMALL
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import data_files
 from onnxfq.graph.io.load import read_model
+from onnxfq.graph.patterns.fed_back import naming_states
 from onnxfq.support.files import replace_folder, write_text
 from onnxfq.support.other_words import HUGGING_FACE
 from onnxfq.support.outputs import writing
@@ -47,6 +48,9 @@ CONFIG = "genai_config.json"
 CACHE_SCALES = "kv_cache_scales.json"
 """Scales of quantized caches."""
 
+_MOST_LAYERS = 1 << 12
+"""Layers of a decoder whose caches are looked for."""
+
 WINDOW = 512
 """Tokens of a sample made of texts, unless the context of the model is shorter."""
 
@@ -54,6 +58,8 @@ WINDOW = 512
 class _Decoder(ForeignRecord):
     filename: FileName
     inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    num_hidden_layers: Size | None = None
     head_size: Size | None = None
     hidden_size: Size | None = None
 
@@ -101,6 +107,25 @@ class GenaiFolder:
         if not is_inside(folder / name, folder):
             raise ModelError(f"{folder / name} leads out of the folder; copy the file into it")
         return folder / name
+
+    def states(self) -> dict[str, str]:
+        """Return the outputs that GenAI hands on to the next token, with the input that takes each.
+
+        The configuration has pairs of names such as `past_key_names` and `present_key_names`, in which %d
+        stands for the layer.
+        """
+        decoder = self.config.decoder
+        pairs = [
+            (decoder.outputs[kind], past)
+            for name, past in decoder.inputs.items()
+            if (kind := name.replace("past", "present")) in decoder.outputs and kind != name
+        ]
+        layers = map(str, range(min(decoder.num_hidden_layers or 1, _MOST_LAYERS)))
+        return {
+            present.replace("%d", layer): past.replace("%d", layer)
+            for layer in layers
+            for present, past in pairs
+        }
 
     @property
     def window(self) -> int:
@@ -231,9 +256,10 @@ def open_folder(
     folder = GenaiFolder.read(Path(str(model)))
     feeds = folder.feeds(data, limit)
     if output is None:
-        yield folder.model, feeds, None
+        with naming_states(folder.states()):
+            yield folder.model, feeds, None
         return
-    with replace_folder(output) as place:
+    with replace_folder(output) as place, naming_states(folder.states()):
         folder.copy_rest(place)
         yield folder.model, feeds, place / folder.model.name
         write_cache_scales(place / folder.model.name)

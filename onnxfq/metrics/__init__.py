@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxfq.errors import DataError
+from onnxfq.errors import DataError, nearest
 from onnxfq.metrics.boxes import f1, mean_precision, read_coco
 from onnxfq.metrics.classes import miou, top1, top5
 from onnxfq.metrics.embeddings import cosine, neighbours
@@ -63,7 +64,10 @@ def check_metric_name(metric: str | Metric | None) -> None:
         return
     if metric.partition(":")[0] in RATES and ":" in metric:
         return
-    raise DataError(f"metric {metric!r} must be package.module:function, or one of {', '.join(SPELLINGS)}")
+    near = nearest(re.sub(r"\W", "", metric.lower()), [*METRICS, *RATES])  # more than a message lists
+    raise DataError(
+        f"metric {metric!r} must be package.module:function, or one of {', '.join(SPELLINGS)}{near}"
+    )
 
 
 def check_labels(metric: str | Metric | None, has_labels: bool) -> None:
@@ -72,6 +76,8 @@ def check_labels(metric: str | Metric | None, has_labels: bool) -> None:
     named = find_named(metric)
     if named is not None and named.labels and not has_labels:
         raise DataError(f"metric {metric} needs labels, {named.labels}; give them with labels")
+    if named is not None and has_labels and not named.labels:
+        raise DataError(f"metric {metric} reads the data and no labels; leave these out")
 
 
 def find_metric(metric: str | Metric) -> Metric:

@@ -184,7 +184,8 @@ def qtype_by_name(name: str) -> QType:
     limited = _LIMITED.fullmatch(name)
     if limited and limited[1] in QTYPES:
         return _with_limits(QTYPES[limited[1]], int(limited[2]), int(limited[3]))
-    raise SpecError(f"unknown qtype {name!r}{nearest(name, QTYPES)}")
+    hint = nearest(name, QTYPES) or "; known are int8, uint4, float8e4m3fn, float4e2m1 and others like them"
+    raise SpecError(f"unknown qtype {name!r}{hint}")
 
 
 def qtype_of_integers(low: int, high: int) -> QType:

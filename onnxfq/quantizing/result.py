@@ -68,6 +68,11 @@ class QuantizeResult:
     samples: tuple[Feed, ...] = field(default=(), repr=False, compare=False)
 
     @property
+    def threads(self) -> int:
+        """The threads of the run, with which reports run the models again; 0 for one per core."""
+        return 0 if self.candidate is None else self.candidate.session.threads
+
+    @property
     def equalization(self) -> Equalization | None:
         """The changes of channels of the model; None without any."""
         return None if self.candidate is None else self.candidate.equalization

@@ -49,6 +49,7 @@ class Content(TypedDict, total=False):
     Attributes:
         notes: headings with lines.
         tables: in front of the layers.
+        measured: what the figures of layers are of, in a sentence.
         floats: what stays in float, in tables behind them.
         graph: nodes around the layers.
         facts: names with values.
@@ -60,6 +61,7 @@ class Content(TypedDict, total=False):
     notes: list[tuple[str, list[str]]]
     tables: list[PageTable]
     layers: Sequence[LayerRow]
+    measured: str
     tensors: Sequence[TensorRow]
     graph: Sequence[GraphNode]
     floats: list[PageTable]
@@ -71,12 +73,15 @@ def read_result(path: str | Path) -> AnyResult:
 
     Raises DataError in one line for any other file.
     """
+    remedy = "give what `quantize`, `evaluate` or `sensitivity` print with --json"
+    if Path(path).suffix in (".onnx", ".npz", ".html"):
+        raise DataError(f"{path} holds no result; {remedy}")
     content = read_content(path, DataError)
     form = content.get("format") if isinstance(content, dict) else None
     if form not in RECORDS:
         raise DataError(
             f"{path} holds no result: its format is {form!r:.60}, wanted is one of {', '.join(RECORDS)}; "
-            "give what `quantize`, `evaluate` or `sensitivity` print with --json"
+            + remedy
         )
     return parse(content, RECORDS[form], DataError, str(path))
 
@@ -87,6 +92,7 @@ def page_contents(results: Iterable[tuple[str, AnyResult]]) -> list[Content]:
 
 
 def _agree(content: Content) -> Content:
+    content["measured"] = agree_numbers(content.get("measured", ""))
     content["subtitle"] = agree_numbers(content["subtitle"])
     content["notes"] = [(head, [agree_numbers(line) for line in lines]) for head, lines in content["notes"]]
     return content
@@ -145,12 +151,13 @@ def _quantized(label: str, result: ResultRecord) -> Content:
             ),
         ],
         tables=[
-            *score_tables(evaluation.candidates),
+            *score_tables(evaluation.candidates, result.samples or f"{evaluation.feeds} samples"),
             *trial_tables(result.trials),
             *time_tables(evaluation.timing),
             *kernel_tables(result.engine),
         ],
         layers=table.layers,
+        measured=f"Layers are measured on {table.samples} of the samples." if table.samples else "",
         tensors=table.tensors,
         graph=table.graph,
         floats=reason_tables((one.why, one.name) for one in skipped),
@@ -178,7 +185,7 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
         subtitle=f"{candidate.candidate} against {evaluation.reference}, {evaluation.feeds} samples",
         tiles=score_tiles([candidate], evaluation) + time_tiles(evaluation.timing, candidate.candidate),
         notes=_notes([*evaluation.notes, *(evaluation.timing.notes if evaluation.timing else ())]),
-        tables=[*score_tables([candidate]), *time_tables(evaluation.timing)],
+        tables=[*score_tables([candidate], f"{evaluation.feeds} samples"), *time_tables(evaluation.timing)],
         layers=sorted(rows, key=lambda row: row.output_db or 0.0),
         facts=[("reference", evaluation.reference), ("candidate", candidate.candidate)],
     )
@@ -187,7 +194,7 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
 def _ranked(label: str, found: Sensitivity) -> Content:
     kept = set(found.remedy.kept) if found.remedy is not None else set()
     members = [(place, group, node) for place, group in enumerate(found.groups) for node in group.nodes]
-    shown, total = found.sqnr_db, sum(group.noise for group in found.groups)
+    shown = found.sqnr_db
     return Content(
         label=label,
         subtitle=f"recipe {found.recipe}, {found.samples} samples, measured at {', '.join(found.outputs)}",
@@ -208,12 +215,13 @@ def _ranked(label: str, found: Sensitivity) -> Content:
                 quantized=place not in kept,
                 why="the remedy leaves it in float" if place in kept else "",
                 alone_db=group.alone_db,
-                noise_share=group.noise / total if total else None,
+                noise_share=found.share(group),
                 rest_db=group.rest_db,
                 multiplies=group.multiplies,
             )
             for number, (place, group, node) in enumerate(members)
         ],
+        measured=f"Layers are measured on {found.samples} samples.",
         facts=[("SHA-256 of the model", found.model_sha256), ("recipe", found.recipe)],
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from onnxfq.calibration.calibrators.best_error import KEPT_DB
 from onnxfq.choices import FLOAT, RANKING_FEEDS
 from onnxfq.documents.layers import GraphNode, LayerRow, LayerTable, TensorRow
-from onnxfq.documents.sensitivity import GroupNoise
+from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_notes import module_paths
@@ -21,7 +21,7 @@ from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.remedies.sensitivity import rank_groups
 from onnxfq.report.tensor_rows import all_tensors
-from onnxfq.stages.options import QuantizeOptions
+from onnxfq.stages.options import RunOptions
 from onnxfq.support.files import write_text
 from onnxfq.support.groups import group_pairs
 
@@ -41,15 +41,16 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     activations = list(dict.fromkeys(name for names in read.values() for name in names))
     others = [name for name, kind in index.types.items() if kind in FLOAT_CODES and name in index.makers]
     wanted = [*activations, *(node.output[0] for node in nodes), *others]
-    noise = measure_noise(result.model, result.simulation, result.samples[:RANKING_FEEDS], wanted)
+    few = result.samples[:RANKING_FEEDS]
+    noise = measure_noise(result.model, result.simulation, few, wanted, result.threads)
     products = measure_costs(result.model.proto, plan, result.samples[0]).products if result.samples else {}
     total = sum(products.values())
     multiplies = {node: count / total for node, count in products.items() if total}
     ranked = _rank_groups(result)
     # What repair left in float has the figure that was its reason.
-    before = () if result.sensitivity is None else result.sensitivity.groups
-    groups = {node: own for own in (*before, *ranked) for node in own.nodes}
-    all_noise = sum(own.noise for own in ranked)
+    known = [found for found in (result.sensitivity, ranked) if found is not None]
+    groups = {node: own for found in known for own in found.groups for node in own.nodes}
+    shares = {} if ranked is None else {n: ranked.share(own) for own in ranked.groups for n in own.nodes}
     quantized = plan.quantized_nodes | {bridge.node for bridge in plan.bridges}
     why = {skipped.name: skipped.why for skipped in plan.skipped if skipped.kind == "node"}
     placed = group_pairs(
@@ -74,9 +75,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
                 input_db=min(inputs, default=None),
                 output_db=noise.get(node.output[0]),
                 alone_db=None if own is None else own.alone_db,
-                noise_share=own.noise / all_noise
-                if own in ranked and own is not None and all_noise
-                else None,
+                noise_share=shares.get(node.name),
                 rest_db=None if own is None else own.rest_db,
                 multiplies=multiplies.get(node.name),
             )
@@ -89,6 +88,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
         graph=tuple(_graph_nodes(index, noise, placed)),
         multiplies=sum(row.multiplies or 0.0 for row in rows if row.quantized) if total else None,
         weight_bytes=_quantized_bytes(result),
+        samples=len(few),
     )
 
 
@@ -114,14 +114,22 @@ def _graph_nodes(
         )
 
 
-def _rank_groups(result: QuantizeResult) -> Sequence[GroupNoise]:
-    """Return the groups of layers of the written plan with the noise of each alone; () without data."""
+def _rank_groups(result: QuantizeResult) -> Sensitivity | None:
+    """Return the groups of layers of the written plan with the noise of each alone; None without data.
+
+    A remedy may have ranked them already: one that was left, as all were behind it.
+    """
+    for trial in reversed(result.trials):
+        if trial.is_kept:
+            break
+        if isinstance(trial.evidence, Sensitivity):
+            return trial.evidence
     made = result.candidate
     if made is None or not made.session.kept:
-        return ()
+        return None
     feeds = first_feeds(made.session.kept, RANKING_FEEDS)
-    toggles = made.open_toggles(QuantizeOptions())
-    return rank_groups(toggles, feeds, made.recipe).groups if toggles.groups else ()
+    toggles = made.open_toggles(RunOptions(threads=result.threads))
+    return rank_groups(toggles, feeds, made.recipe) if toggles.groups else None
 
 
 def lost_values(tensors: Iterable[TensorRow]) -> dict[str, float]:

@@ -50,8 +50,8 @@ def list_table(
     return [table] if others else []
 
 
-def score_tables(candidates: Sequence[CandidateScore]) -> list[PageTable]:
-    """Return the scores of outputs and their parts, and the samples that suffer most."""
+def score_tables(candidates: Sequence[CandidateScore], samples: str) -> list[PageTable]:
+    """Return the scores of outputs and their parts on `samples`, in words, and those that suffer most."""
     heads = "candidate, output, SQNR dB, 90%, cosine, largest error, same top-1, by weights, accuracy"
     rows: list[Sequence[Cell]] = [heads.split(", ")]
     for one in candidates:
@@ -59,15 +59,15 @@ def score_tables(candidates: Sequence[CandidateScore]) -> list[PageTable]:
         cells = [*one.cells(one.outputs), *one.cells(one.parts), *one.cells(one.shares)]
         shares = {name: f"{share:.0%}" for name, share in one.weight_shares.items()}
         rows += [[one.candidate, *texts, shares.get(texts[0], ""), accuracy] for texts in cells]
-    note = f"At {LOW_SQNR_DB:g} dB the noise is a tenth of the signal; each 6 dB halve it."
+    note = f"On {samples}. At {LOW_SQNR_DB:g} dB the noise is a tenth of the signal; each 6 dB halve it."
     worst = [(one.candidate, sample) for one in candidates for sample in one.worst_samples]
-    samples = [(name, str(one.sample), f"{one.sqnr_db:.1f}") for name, one in worst]
+    worst_rows = [(name, str(one.sample), f"{one.sqnr_db:.1f}") for name, one in worst]
     return [
         *list_table("Comparison with the float model", note, rows),
         *list_table(
             "Samples that suffer most",
             "Numbers count the samples of the data from 0; the SQNR is the lowest of what judges the model.",
-            [("candidate", "sample", "SQNR dB"), *samples],
+            [("candidate", "sample", "SQNR dB"), *worst_rows],
             [one.picture for _, one in worst],
         ),
     ]

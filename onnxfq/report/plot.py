@@ -56,6 +56,8 @@ def histogram(result: QuantizeResult, tensor: str) -> Figure:
     edges = np.linspace(*row.edges, len(row.counts) + 1)
     axes.stairs(row.counts, edges, fill=True, color=_VALUES)
     axes.set_yscale("symlog")
+    axes.set_xlabel("value")
+    axes.set_ylabel("count, logarithmic")
     axes.axvspan(*row.grid, color=_GRID, alpha=0.12, label=f"grid, {row.format}")
     for end in row.grid:
         axes.axvline(end, color=_GRID, linestyle="--", linewidth=1.2)
@@ -162,6 +164,8 @@ def plot_quantization_errors(
         image = axes.imshow(array, cmap="viridis" if title != "absolute error" else "magma", aspect="auto")
         figure.colorbar(image, ax=axes)
         axes.set_title(title)
+        axes.set_xlabel("element of the other axes")
+        axes.set_ylabel("index of the first axis")
         for row, column in np.ndindex(array.shape) if array.size <= MAX_LABELLED else ():
             light = image.norm(array[row, column]) > 0.6
             colour = "black" if light else "white"

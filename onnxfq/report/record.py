@@ -18,7 +18,7 @@ from onnxfq.documents.trial import Trial
 from onnxfq.graph.external.sizes import weight_bytes
 from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.layer_table import layer_table
-from onnxfq.report.text import list_lines
+from onnxfq.report.text import describe_samples, list_lines
 from onnxfq.report.thumbnails import with_thumbnails
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import Amount, Count, PrintedRecord, Record
@@ -72,6 +72,7 @@ class ResultRecord(PrintedRecord):
         equalization: what was done to channels; None if nothing was.
         engine: what the target's builder made of the written model; None if it was not built.
         table: layers and tensors with their noise.
+        samples: those of the comparison in words; empty without one.
     """
 
     format: Literal["onnxfq.result/2"] = "onnxfq.result/2"
@@ -89,6 +90,7 @@ class ResultRecord(PrintedRecord):
     seconds: dict[str, Amount]
     engine: BuildRecord | None = None
     table: LayerTable
+    samples: str = ""
 
 
 def quantize_record(
@@ -136,6 +138,7 @@ def quantize_record(
         seconds=result.seconds,
         engine=engine,
         table=layer_table(result),
+        samples=describe_samples(result),
     )
 
 

@@ -57,7 +57,8 @@ def all_tensors(result: QuantizeResult, read: Sequence[str]) -> tuple[TensorRow,
         if name not in rows:
             rows[name] = _float_row(result, name, why.get(name, "every layer that reads it is in float"))
     changes: dict[str, dict[str, Any]] = {
-        name: {"sizes": sizes} for name, sizes in measure_channels(result.model, result.samples, read).items()
+        name: {"sizes": sizes}
+        for name, sizes in measure_channels(result.model, result.samples, read, result.threads).items()
     }
     for group in result.equalization.groups if result.equalization is not None else ():
         if group.tensor in rows and not group.why:

@@ -58,7 +58,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
         before, after = sizes
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
     names = [placement.tensor for placement in result.plan.placements if placement.role == "activation"]
-    measured = partial(measure_channels, result.model, result.samples, names)
+    measured = partial(measure_channels, result.model, result.samples, names, result.threads)
     return lines + advice_lines(evaluation, result.trials, measured, wider)
 
 
@@ -125,6 +125,16 @@ def is_unseen(result: QuantizeResult) -> bool:
     return unseen or bool(result.evaluation.folds)
 
 
+def describe_samples(result: QuantizeResult) -> str:
+    """Return the samples of the comparison, as `16 of 64 samples, unseen`; "" without a comparison."""
+    evaluation, known = result.evaluation, result.statistics.data.samples
+    if not evaluation.candidates:
+        return ""
+    kind = "unseen" if is_unseen(result) else "seen"
+    kind += f", in {evaluation.folds} folds" if evaluation.folds else ""
+    return f"{evaluation.feeds}{f' of {known}' if known else ''} samples, {kind}"
+
+
 def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = None, reasons: int = 6) -> str:
     """Return the summary after `quantize`: verdict, scores, what was done to get there, reasons for float.
 
@@ -136,11 +146,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     evaluation = result.evaluation
     lines = _verdict_lines(result, sizes)
     if evaluation.candidates:
-        known = result.statistics.data.samples
-        total = f" of {known}" if known else ""
-        kind = "unseen" if is_unseen(result) else "seen"
-        kind += f", in {evaluation.folds} folds" if evaluation.folds else ""
-        lines += ["", f"against the float model, {evaluation.feeds}{total} samples, {kind}:"]
+        lines += ["", f"against the float model, {describe_samples(result)}:"]
         lines += [f"  {line}".rstrip() for line in evaluation.table().splitlines()]
     lines.append("")
     trials = trial_lines(result.trials)

@@ -33,7 +33,9 @@ def score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) ->
             kind = "part" if worst.part else "output"
             which = f"the {kind}" if len(candidate.judging) == 1 else f"the worst {kind}"
             low = worst.sqnr_db < LOW_SQNR_DB
-            tiles.append(make_tile(worst.figure, f"SQNR of {which} {worst.name}", low))
+            tiles.append(
+                make_tile(worst.figure, f"SQNR of {which} {worst.name}, {evaluation.feeds} samples", low)
+            )
         tiles += [
             make_tile(str(share), f"output {share.output}", share.equal < 1) for share in candidate.shares
         ]

@@ -86,19 +86,21 @@ def evaluate(
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
     with open_folder(reference, data, None, options.data.limit) as (decoder, feeds_given, _):
         base = _read_runnable(decoder)
-    data = data if feeds_given is None else feeds_given
-    candidates = {name: with_float_caches(_read_runnable(find_decoder(one))) for name, one in given.items()}
-    notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
-    if is_quantized(base) and not any(map(is_quantized, candidates.values())):
-        notes.append("the reference is quantized and no candidate is: the float model comes first")
-    if kernels == "integer":
-        for name, proto in candidates.items():
-            candidates[name] = _with_integers(name, proto, notes)
-    quantized = {name for proto in candidates.values() for name in _find_quantized_tensors(proto, base)}
-    # In the order of computation: the first low score shows where the noise arises.
-    tensors = [name for node in base.graph.node for name in node.output if name in quantized]
-    common = map(computed_tensors, candidates.values())
-    judged = judge_given(base, computed_tensors(base).intersection(*common))
+        data = data if feeds_given is None else feeds_given
+        candidates = {
+            name: with_float_caches(_read_runnable(find_decoder(one))) for name, one in given.items()
+        }
+        notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
+        if is_quantized(base) and not any(map(is_quantized, candidates.values())):
+            notes.append("the reference is quantized and no candidate is: the float model comes first")
+        if kernels == "integer":
+            for name, proto in candidates.items():
+                candidates[name] = _with_integers(name, proto, notes)
+        quantized = {name for proto in candidates.values() for name in _find_quantized_tensors(proto, base)}
+        # In the order of computation: the first low score shows where the noise arises.
+        tensors = [name for node in base.graph.node for name in node.output if name in quantized]
+        common = map(computed_tensors, candidates.values())
+        judged = judge_given(base, computed_tensors(base).intersection(*common))
     # State passes from one sample to the next; with batch 0 feeds stay as they are given.
     batch = min(options.batch, 1) if judged.states else options.batch
     feeds = open_feeds(base, data, batch, options.data.unsurveyed)

@@ -59,6 +59,7 @@ class QuantizeSession:
         scratch: storage of large weights while models are built.
         loaded: the normalised model before its target prepared it.
         columns: parts of outputs that their values tell; None before the float model ran on kept samples.
+        threads: as the options have them, 0 for one per core.
     """
 
     reference: onnx.ModelProto
@@ -69,6 +70,7 @@ class QuantizeSession:
     scratch: Scratch | None
     loaded: Model
     columns: Mapping[str, tuple[OutputPart, ...]] | None = None
+    threads: int = 0
 
     def for_target(self, target: str) -> QuantizeSession:
         """Return the session of the same model and data for another target, which prepares the model.
@@ -192,7 +194,9 @@ def open_inputs(
         proto = pairs_of_qonnx(read, source)
     given = None if recipe.existing == "requantize" else with_unique_names(proto)
     loaded = normalize_existing(proto, sha256, source, recipe.existing)
-    session = QuantizeSession(given or loaded.proto, loaded, loaded, None, None, scratch, loaded)
+    session = QuantizeSession(
+        given or loaded.proto, loaded, loaded, None, None, scratch, loaded, threads=options.threads
+    )
     session = session.for_target(recipe.target)
     prepared = session.model
     opened = None if data is None else open_feeds(prepared.proto, data, options.batch, options.data)

@@ -246,7 +246,7 @@ def parse(content: Any, record: type[R], error: type[OnnxfqError], source: str) 
 
 def describe_fault(fault: pydantic.ValidationError, record: type[Record], source: str) -> str:
     """Return the first fault of `record` in one line, with `source` and field."""
-    first = fault.errors(include_url=False)[0]
+    first, *others = fault.errors(include_url=False)
     where = ": ".join(part for part in (source, ".".join(str(part) for part in first["loc"])) if part)
     message = join_lines(first["msg"].removeprefix("Value error, ")).replace("valid tuple", "valid list")
     if first["type"] == "extra_forbidden":
@@ -260,7 +260,8 @@ def describe_fault(fault: pydantic.ValidationError, record: type[Record], source
         message = f"must be a mapping of fields, got {first['input']!r:.40}"
     elif first["type"] in ("literal_error", "enum", "greater_than_equal", "less_than", "less_than_equal"):
         message += f", got {first['input']!r:.40}"
-    return f"{where}: {message}"
+    more = dict.fromkeys(str(one["loc"][0]) for one in others if one["loc"][:1] != first["loc"][:1])
+    return f"{where}: {message}" + (f"; faulty too: {', '.join(more)}" if more else "")
 
 
 def _record_at(record: type[Record], where: tuple[int | str, ...]) -> type[Record]:

@@ -32,6 +32,8 @@ def import_function(text: str, option: str) -> Any:
     Raises DataError for a module that cannot be imported, or that lacks the name.
     """
     module_name, _, name = text.partition(":")
+    if module_name.endswith(".py"):
+        raise DataError(f"{option} {text} names a file; write the module, {module_name[:-3]}:{name}")
     here = os.getcwd()
     is_new = here not in sys.path
     if is_new:

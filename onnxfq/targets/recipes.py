@@ -54,6 +54,7 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     if path.suffix in (".yaml", ".yml", ".json"):
         return _from_file(path)
     hint = nearest(str(recipe), RECIPES) or f"; known: {', '.join(sorted(RECIPES))}"
+    hint = "; give each of several by itself" if "," in str(recipe) else hint
     raise RecipeError(f"unknown recipe {str(recipe)!r}: give a built-in name or a .yaml file{hint}")
 
 

@@ -579,7 +579,7 @@ def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> 
     for content, reason in (
         (plan, "holds no result: its format is 'onnxfq.plan/1', wanted is one of onnxfq.result/2"),
         ("[1]", "holds no result: its format is None"),
-        (damaged, "fed: no such field; known: format, reference, feeds"),
+        (damaged, "fed: no such field; nearest: feeds"),
         ("{", "is not valid json"),
     ):
         Path("bad.json").write_text(content, encoding="utf-8")

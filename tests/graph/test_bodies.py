@@ -250,7 +250,7 @@ def test_a_voice_detector_of_nested_branches(caplog: pytest.LogCaptureFixture) -
     assert "else_branch of If 'If_0' was not taken" in caplog.text
     wanted, _ = track(reference, speech[20 * 16000 :])
     got, _ = track(Session(result.qdq, 1), speech[20 * 16000 :])
-    # An 8-bit waveform and spectrum is too coarse for more, docs/results.md.
+    # An 8-bit waveform and spectrum is too coarse for more, benchmarks/results.md.
     # Measured: 98 to 99% of the frames on the same side of one half, 0.015 to 0.021 off on average.
     assert np.mean((wanted > 0.5) == (got > 0.5)) > 0.98
     assert np.abs(wanted - got).mean() < 0.03

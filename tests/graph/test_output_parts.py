@@ -8,6 +8,7 @@ import pytest
 from builders import build, weights
 from detector_heads import PLACES, detector, head
 
+from onnxfq.graph.node_notes import SCOPES_KEY
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
 from onnxfq.graph.patterns.parts import MOST_PARTS
@@ -67,9 +68,30 @@ def test_operators_behind_the_concat(nodes: str) -> None:
     proto = head(f"float[N,{size},8] y", f"c = Concat <axis = 1> (boxes, scores) {(BEHIND | OPEN)[nodes]}")
     for name, values in (("one", [1]), ("zero", [0]), ("two", [2])):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.int64(values), name))
-    assert [part.tensor for part in judged(proto).parts.get("y", ())] == (
-        ["boxes", "scores"] if nodes in BEHIND else []
+    assert [part.source for part in judged(proto).parts.get("y", ())] == (
+        ["'boxes'", "'scores'"] if nodes in BEHIND else []
     )
+
+
+def test_numbered_tensors_are_named_by_their_makers() -> None:
+    """A part that an exporter numbered is named by the module or node that makes it; equals are counted."""
+    proto = build(
+        """g (float[N,4,8] x) => (float[N,4,24] y) {
+            [node_1] val_1 = MatMul (x, w)
+            [node_2] val_2 = MatMul (x, w)
+            val_3 = Identity (val_2)
+            [node_4] val_4 = MatMul (x, w)
+            y = Concat <axis = 2> (val_1, val_3, val_4) }""",
+        {"w": weights(8, 8)},
+    )
+    for node in proto.graph.node:
+        if node.name in ("node_1", "node_2"):
+            node.metadata_props.add(key=SCOPES_KEY, value="['', 'head.boxes', 'linear']")
+    assert [part.name for part in judged(proto).parts["y"]] == [
+        "part 1 of 2, MatMul of 'head.boxes'",
+        "part 2 of 2, MatMul of 'head.boxes'",
+        "part MatMul of 'node_4'",
+    ]
 
 
 @pytest.mark.parametrize("count", [2, MOST_PARTS, MOST_PARTS + 1])

@@ -136,7 +136,7 @@ def test_boxes_do_not_hide_scores(tmp_path: Path, capfd: pytest.CaptureFixture[s
     line += ["-o", str(tmp_path / "q.onnx"), "--rounding", "nearest", "--exact"]
     assert main(line) == 0
     shown = capfd.readouterr().out
-    assert re.search(r" dB \(.* to .*\) at 'y', part 2 of 2, 'scores', the worst of 2 parts", shown)
+    assert re.search(r" dB \(.* to .*\) at 'y', part 'scores', the worst of 2 parts", shown)
     line = ["evaluate", str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx"), "--data", str(tmp_path / "d.npz")]
     assert main([*line, "--json"]) == 0
     found = Evaluation.model_validate_json(capfd.readouterr().out)

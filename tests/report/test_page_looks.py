@@ -24,7 +24,7 @@ from onnxfq.report.record import quantize_record
 AUDIT = (Path(__file__).parent / "audit.js").read_text(encoding="utf-8")
 """A function that returns what is wrong on the page, a line for each fault."""
 
-WIDTHS = (1280, 900, 500, 360)
+WIDTHS = (1280, 900, 480, 360)
 PAGES = ("wrecked", "pair", "long", "pictures", "diagnosis")
 
 
@@ -116,6 +116,14 @@ def test_nothing_is_wrong_on_screens(tab: Tab, pages: dict[str, Path], name: str
             assert page.evaluate(AUDIT) == [], f"{width} {scheme}"
     page.set_viewport_size({"width": 1280, "height": 800})
     assert not tab.said and tab.asked == [pages[name].as_uri()]
+
+
+def test_axes_have_names(tab: Tab, pages: dict[str, Path]) -> None:
+    """The charts of a page say on their axes what they show, and in which unit."""
+    page = tab.open(pages["long"])
+    open_rows(page)
+    said = " ".join(page.locator("svg text").all_text_contents())
+    assert all(text in said for text in ("SQNR of its output, dB", "number of the layer", "value", "count ("))
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -328,6 +328,27 @@ def test_every_recipe_has_a_page(recipe: str) -> None:
     assert max(shares) > 0.05 and all(0 <= share <= 1 for share in shares)
 
 
+def test_each_figure_names_its_samples(result: QuantizeResult) -> None:
+    """The SQNR, the table of outputs and the layers say of how many samples they are, as the summary does."""
+    record, feeds = quantize_record(result), result.evaluation.feeds
+    (shown,) = page_contents([("m", record)])
+    assert shown["tiles"][0]["label"].endswith(f", {feeds} samples" if feeds > 1 else ", 1 sample")
+    assert record.samples in quantize_summary(result)
+    assert record.samples.startswith(f"{feeds} of {result.statistics.data.samples} samples, ")
+    assert shown["tables"][0]["note"].startswith(f"On {record.samples}. ")
+    assert f" {record.table.samples} " in shown["measured"] and record.table.samples > 0
+
+
+def test_axes_of_charts_have_names(result: QuantizeResult) -> None:
+    """Every axis of the figures of matplotlib says what it counts, with its unit."""
+    name = result.plan.activations[0].tensor
+    drawn = [plot.histogram(result, name), plot.quantization_errors([[1.0]], [[1]], [[1.0]])]
+    named = [
+        (one.get_xlabel(), one.get_ylabel()) for figure in drawn for one in figure.axes if one.get_title()
+    ]
+    assert len(named) == 5 and all(all(texts) for texts in named)
+
+
 def test_a_page_counts_in_words(result: QuantizeResult) -> None:
     """Nouns on a page agree with their numbers, as in the terminal."""
     record = quantize_record(result)

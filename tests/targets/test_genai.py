@@ -19,7 +19,8 @@ from onnxfq.choices import WeightForm
 from onnxfq.cli.main import main
 from onnxfq.data.texts import TextTokens, read_texts
 from onnxfq.errors import DataError, OnnxfqError
-from onnxfq.interchange.genai_folder import GenaiFolder
+from onnxfq.graph.patterns.logits import judge_outputs
+from onnxfq.interchange.genai_folder import GenaiFolder, open_folder
 from onnxfq.metrics import perplexity
 from onnxfq.runtime.session import Session
 from onnxfq.targets.genai.weight_forms import with_weight_form
@@ -238,6 +239,40 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert onnxfq.check(made, "onnxruntime").findings == ()
     with pytest.raises(OnnxfqError, match="no rules for target 'genai'; known: onnxruntime"):
         onnxfq.check(made)
+
+
+def test_caches_of_a_configuration(tmp_path: Path) -> None:
+    """genai_config.json says which output is fed back where neither an attention nor names and sizes do."""
+    folder = write_folder(tmp_path / "float")
+    proto = build(
+        """g (int64[N,S] input_ids, float[A,B] memory) => (float[N,S,8] logits, float[C,D] kept) {
+            e = Gather (table, input_ids) logits = MatMul (e, w) kept = MatMul (memory, w) }""",
+        {"table": weights(40, 8), "w": weights(8, 8)},
+    )
+    onnx.save(proto, folder / "model.onnx")
+    config = json.loads((folder / "genai_config.json").read_text())
+    held = config["model"]["decoder"] | {"num_hidden_layers": None}
+    held["inputs"] |= {"past_names": "memory"}
+    held["outputs"] |= {"present_names": "kept"}
+    config["model"]["decoder"] = held
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    assert judge_outputs(proto).states == {}
+    with open_folder(folder, None, None):
+        judged = judge_outputs(proto)
+    assert judged.states == {"kept": "memory"} and judged.deciding == ("logits",)
+    assert judge_outputs(proto).states == {}
+
+
+def test_layers_of_a_configuration(tmp_path: Path) -> None:
+    """A name with %d stands for the caches of all layers."""
+    folder = write_folder(tmp_path / "float")
+    config = folder / "genai_config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
+    kinds = ("key", "value")
+    states = {
+        f"present.{layer}.{kind}": f"past_key_values.{layer}.{kind}" for layer in (0, 1) for kind in kinds
+    }
+    assert GenaiFolder.read(folder).states() == states
 
 
 def test_folder_of_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

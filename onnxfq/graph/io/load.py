@@ -36,7 +36,7 @@ from onnxfq.graph.normalize.stored_scales import find_stored_scales
 from onnxfq.graph.normalize.write_out_functions import lower_opset, write_out_functions
 from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredWeight
-from onnxfq.support.other_words import MODEL_FILES
+from onnxfq.support.other_words import explain_missing, explain_model
 from onnxfq.support.reading import open_input, read_bytes
 from onnxfq.support.records import join_lines
 
@@ -213,11 +213,12 @@ def _read(path: Path, in_memory: int) -> tuple[onnx.ModelProto, hashlib._Hash]:
             hashed = beside.submit(hashlib.sha256, content)
             return onnx.ModelProto.FromString(content), hashed.result()
     except FileNotFoundError:
-        raise ModelError(f"no such file: {path}; check the path") from None
+        raise ModelError(f"no such file: {path}; {explain_missing(path)}") from None
     except OSError as fault:
         raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
     except (google.protobuf.message.DecodeError, ValueError):
-        remedy = MODEL_FILES.get(path.suffix.lower(), "export it again")
+        with open_input(path) as stream:
+            remedy = explain_model(path.suffix, stream.read(32))
         raise ModelError(f"{path} is not an ONNX file, or it is damaged; {remedy}") from None
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import onnx
 
 from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.patterns.makers import follow_back
 
 _TELLING = 2
 """Known sizes from which equal shapes tell without equal names."""
@@ -25,25 +28,39 @@ Sources: the operators of ONNX Runtime (ContribOperators.md), Attention-23 of ON
 new keys that exporters write. com.microsoft's Attention has both in one, at 4 and 1.
 """
 
-_MOVERS = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze")
+_named: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("named", default=())
+"""Outputs that are states by the configuration of the model, each with the input that takes it."""
+
 _ROLES = re.compile(
     r"past|present|key_values|prev(?:ious)?|new|next|in(?:put)?(?![a-z])|out(?:put)?(?![a-z])|\W|_"
 )
 """Words by which the names of a state and its successor differ."""
 
 
+@contextmanager
+def naming_states(states: Mapping[str, str]) -> Iterator[None]:
+    """Let `find_states` take the states of a configuration first inside: outputs, with the input of each."""
+    token = _named.set(tuple(states.items()))
+    try:
+        yield
+    finally:
+        _named.reset(token)
+
+
 def find_states(graph: onnx.GraphProto, index: GraphIndex) -> dict[str, str]:
     """Return the outputs that are fed back, with the input that takes each.
 
-    A cache is one: an attention, or a Concat, reads an input and returns the output with what is new. The
-    first output belongs to the task, and of other states the first input. Such an output is a state if
-    another input has its type and shape: the same rank, the same size on each axis where both are known, and
-    either two such axes, a name that begins alike, as `state` and `stateN`, or one that differs in words as
-    `past` and `present`. Each input takes one output.
+    A configuration of the model names them, see `naming_states`. A cache is one: an attention, or a Concat,
+    reads an input and returns the output with what is new. The first output belongs to the task, and of
+    other states the first input. Such an output is a state if another input has its type and shape: the same
+    rank, the same size on each axis where both are known, and either two such axes, a name that begins
+    alike, as `state` and `stateN`, or one that differs in words as `past` and `present`. Each input takes
+    one output.
     """
     inputs = [value.name for value in graph.input if value.name not in index.constants]
     outputs = [value.name for value in graph.output][1:]
     found = {output: past for output in outputs for past in _find_pasts(output, inputs, index)}
+    found |= {output: past for output, past in _named.get() if output in outputs and past in inputs}
     for output in [name for name in outputs if name not in found]:
         free = [name for name in inputs[1:] if name not in found.values()]
         fitting = {name: _count_equal(index, output, name) for name in free}
@@ -56,22 +73,15 @@ def find_states(graph: onnx.GraphProto, index: GraphIndex) -> dict[str, str]:
 
 def _find_pasts(output: str, inputs: list[str], index: GraphIndex) -> Iterator[str]:
     """Yield the input whose cache `output` hands on."""
-    made = _follow_back(output, index)
+    made = follow_back(output, index)
     node = index.makers.get(made)
     if node is None:
         return
     slot = CACHES.get(node.op_type, {}).get([*node.output].index(made), -1)
-    past = _follow_back(node.input[slot], index) if 0 <= slot < len(node.input) else ""
+    past = follow_back(node.input[slot], index) if 0 <= slot < len(node.input) else ""
     # A Concat may also join the data of the task with a result.
     if past in (inputs[1:] if node.op_type == "Concat" else inputs):
         yield past
-
-
-def _follow_back(name: str, index: GraphIndex) -> str:
-    """Return the tensor whose values `name` has, perhaps at other places."""
-    while name in index.makers and index.makers[name].op_type in _MOVERS:
-        name = index.makers[name].input[0]
-    return name
 
 
 def _count_equal(index: GraphIndex, output: str, name: str) -> int:

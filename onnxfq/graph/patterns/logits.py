@@ -26,6 +26,7 @@ from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.graph.ops import QUANTIZED_OPS, SIZES, STANDARD_DOMAINS
 from onnxfq.graph.patterns.choices import CHOOSING, FLOATS, ChoiceFinder, ChoiceType, multiplies
 from onnxfq.graph.patterns.fed_back import find_states
+from onnxfq.graph.patterns.makers import name_tensor
 from onnxfq.graph.patterns.parts import OutputPart, PartFinder
 from onnxfq.graph.segments import list_reads
 
@@ -58,6 +59,7 @@ class JudgedTensors:
         classes: outputs whose last axis may have scores of classes, each with its rank, 2 or 3.
         choices: by tensor whose values the float model gives to all others, its type.
         unjudged: by node whose choices are not given although products depend on them, the reason.
+        makers: words for the node or module behind an inner tensor, see `name_tensor`.
     """
 
     deciding: tuple[str, ...] = ()
@@ -69,6 +71,7 @@ class JudgedTensors:
     classes: Mapping[str, int] = field(default_factory=dict)
     choices: Mapping[str, ChoiceType] = field(default_factory=dict)
     unjudged: Mapping[str, str] = field(default_factory=dict)
+    makers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def inner(self) -> tuple[str, ...]:
@@ -183,6 +186,11 @@ class _Judge:
             },
             choices={n: one._replace(follows=n not in self._noisy) for n, one in self._choices.items()},
             unjudged=self._choosing.left,
+            makers={
+                name: text
+                for name in (*sources, *logits)
+                if (text := name_tensor(name, self._index)) != repr(name)
+            },
         )
 
     def _follow(self, node: onnx.NodeProto) -> None:

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from onnxfq.graph.index import GraphIndex, Shape
 from onnxfq.graph.ops import QDQ_OPS, RESHAPES, STANDARD_DOMAINS
+from onnxfq.graph.patterns.makers import name_tensor
 from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.support.groups import group_pairs
 
 MOST_PARTS = 16
 """Parts of an output; one with more stays whole."""
@@ -45,22 +47,25 @@ class OutputPart:
     """A range of an output.
 
     Attributes:
-        tensor: the input of the Concat that it comes from.
+        source: the input of the Concat that it comes from, in words.
         ranges: by axis of the output.
         alike: whether such a part comes from several places, as from each level of a detector.
+        place: which one it is of several with this source; empty if it is the only one.
     """
 
-    tensor: str
+    source: str
     ranges: Mapping[int, Range]
     alike: bool = False
+    place: str = ""
 
     def of(self, output: NDArray[Any]) -> NDArray[Any]:
         """Return the part of `output`."""
         return output[tuple(slice(*self.ranges.get(axis, WHOLE)) for axis in range(output.ndim))]
 
-    def name(self, number: int, count: int) -> str:
-        """Return its name for people: which of how many, and the tensor."""
-        return f"part {number} of {count}, {self.tensor!r}{' and alike' * self.alike}"
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+        return f"part {self.place}{self.source}{' and alike' * self.alike}"
 
 
 def part_sums(
@@ -91,7 +96,13 @@ class PartFinder:
             return ()
         self._sizes = shape
         found = self._split(output, {axis: axis for axis in range(len(shape))}, _DEPTH)
-        return tuple(found) if 1 < len(found) <= MOST_PARTS else ()
+        if not 1 < len(found) <= MOST_PARTS:
+            return ()
+        same = group_pairs((part.source, place) for place, part in enumerate(found))
+        several = {
+            at: f"{n} of {len(ats)}, " for ats in same.values() if ats[1:] for n, at in enumerate(ats, 1)
+        }
+        return tuple(replace(part, place=several.get(at, "")) for at, part in enumerate(found))
 
     def counts_classes(self, output: str) -> bool:
         """Tell whether the last axis of an output of rank 2 or 3 is made by a product, as scores of classes.
@@ -160,7 +171,7 @@ class PartFinder:
             return []
         parts = []
         for name, own, below in zip(node.input, ranges, inner, strict=True):
-            here = [OutputPart(name, {})] if len(below) < 2 else below
+            here = [OutputPart(name_tensor(name, self._index), {})] if len(below) < 2 else below
             parts += [replace(part, ranges={**part.ranges, target: own}) for part in here]
         return parts
 

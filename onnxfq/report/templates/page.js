@@ -165,13 +165,13 @@ function plot() {
   page.append(make("h2", {}, "Noise along the graph"), make("p", { class: "soft" }, "SQNR of the output of each layer in the running model, from the first layer to the last. A step down shows where noise arises; click a point for its layer."), frame);
   const top = largest(finite, 30) + 3, bottom = smallest(finite, 0), count = largest(results.map((one) => one.layers.length), 2);
   const draw = () => {
-    const width = Math.max(frame.clientWidth || 1000, 280), height = 220, left = 38;
+    const width = Math.max(frame.clientWidth || 1000, 280), height = 220, left = 48;
     const x = (row) => left + ((width - left - 12) * row.position) / (count - 1), y = (value) => 10 + ((height - 32) * (top - Math.max(bottom, Math.min(value, top)))) / (top - bottom);
     const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "noise along the graph" });
     const step = Math.max(10, 10 * Math.ceil((top - bottom) / 60));
     for (let line = Math.ceil(bottom / step) * step; line <= top; line += step)
       svg.append(make("svg:line", { class: "axis", x1: left, x2: width, y1: y(line), y2: y(line) }), make("svg:text", { x: left - 5, y: y(line) + 4, "text-anchor": "end" }, String(line)));
-    svg.append(make("svg:text", { x: left, y: height - 4 }, "first layer"), make("svg:text", { x: width, y: height - 4, "text-anchor": "end" }, "last layer"), make("svg:text", { x: 2, y: height - 4 }, "dB"));
+    svg.append(make("svg:text", { x: left, y: height - 4 }, "layer 1"), make("svg:text", { x: width, y: height - 4, "text-anchor": "end" }, String(count)), make("svg:text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, "number of the layer"), make("svg:text", { x: -(height - 22) / 2, y: 11, transform: "rotate(-90)", "text-anchor": "middle" }, "SQNR of its output, dB"));
     series.forEach((all, at) => {
       const rows = thin(all, (row) => Math.round(x(row)), (row) => number(row.output_db));
       svg.append(make("svg:polyline", { points: rows.map((row) => `${x(row).toFixed(1)},${y(number(row.output_db)).toFixed(1)}`).join(" "), fill: "none", stroke: ink(at), "stroke-width": 1.4 }));
@@ -210,16 +210,16 @@ function histogram(tensor, at) {
   const taken = tensor.calibrator.replace("best_error: ", "");
   for (const [name, range] of Object.entries(tensor.thresholds)) for (const end of range) if (end)
     svg.append(make("svg:line", { x1: inside(end), x2: inside(end), y1: name === taken ? 18 : 26, y2: name === taken ? base : 36, stroke: name === taken ? ink(at) : "var(--low)", "stroke-width": name === taken ? 1.6 : 1.2, "stroke-dasharray": name === taken ? "4 2" : null }, make("svg:title", {}, `${name}: ${ends(range)}`)));
-  svg.append(make("svg:text", { x: 4, y: base + 14 }, short(low)), make("svg:text", { x: width - 4, y: base + 14, "text-anchor": "end" }, short(high)), make("svg:text", { x: 4, y: 12 }, `values (log scale)${tensor.grid ? "; shaded: the grid" : ""}${Object.keys(tensor.thresholds).length ? "; ticks: ends by calibrator" : ""}`));
+  svg.append(make("svg:text", { x: 4, y: base + 14 }, short(low)), make("svg:text", { x: width - 4, y: base + 14, "text-anchor": "end" }, short(high)), make("svg:text", { x: width / 2, y: base + 14, "text-anchor": "middle" }, "value"), make("svg:text", { x: 4, y: 12 }, `count (log scale)${tensor.grid ? "; shaded: the grid" : ""}${Object.keys(tensor.thresholds).length ? "; ticks: ends by calibrator" : ""}`));
   return svg;
 }
 
 function channels(tensor, at) {
-  const width = 480, height = 112, base = 100, values = [tensor.channels, tensor.equalized_channels], most = largest(values.flat(), 1e-30);
+  const width = 480, height = 126, base = 100, values = [tensor.channels, tensor.equalized_channels], most = largest(values.flat(), 1e-30);
   const floor = Math.max(smallest(values.flat().filter((one) => one > 0), most), most / 1e6), size = (value) => (value > 0 ? 3 + ((base - 24) * Math.log(Math.max(value, floor) / floor + 1e-9)) / (Math.log(most / floor) || 1) : 0);
   const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `channel ranges of ${tensor.tensor}`, class: "chart" }), each = (width - 8) / tensor.channels.length;
   values.forEach((bars, part) => bars.forEach((value, place) => { const tall = Math.max(0, size(value)); svg.append(make("svg:rect", { x: 4 + each * (place + part / 2), y: base - tall, width: Math.max(each / 2 - 0.3, 0.4), height: tall, fill: part ? ink(at) : "var(--soft)" }, make("svg:title", {}, `channel part ${place}: ${short(value)} ${part ? "after" : "before"}`))); }));
-  svg.append(make("svg:text", { x: 4, y: 12 }, "largest magnitude by channel (log scale): grey before equalization, coloured after"));
+  svg.append(make("svg:text", { x: 4, y: 12 }, "largest magnitude (log scale): grey before equalization, coloured after"), make("svg:text", { x: width / 2, y: base + 14, "text-anchor": "middle" }, "channel, or run of channels"));
   return svg;
 }
 
@@ -386,7 +386,7 @@ function table() {
     count.textContent = `${shown.length} of ${order.length} layers`;
     show();
   }
-  page.append(make("h2", {}, "Layers, the one that costs most first"), make("p", { class: "soft" }, "Click a row for its channels, histograms and the graph around it, and a heading to sort."), make("div", { class: "controls" }, text, kind, state, count), make("div", { class: "scroll" }, grid), more, legend);
+  page.append(make("h2", {}, "Layers, the one that costs most first"), make("p", { class: "soft" }, [...new Set(results.map((one) => one.measured)), "Click a row for its channels, histograms and the graph around it, and a heading to sort."].join(" ")), make("div", { class: "controls" }, text, kind, state, count), make("div", { class: "scroll" }, grid), more, legend);
   filter();
   new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) draw(PORTION); }, { rootMargin: "600px" }).observe(more);
   addEventListener("beforeprint", () => draw(MANY));

@@ -14,6 +14,12 @@ from onnxfq.graph.follow import Node
 from onnxfq.graph.ops import CONVOLUTIONS, RECURRENT_OPS
 from onnxfq.targets.reading.limits import Product, TargetLimit, needs_both
 
+TENSOR_TYPES = frozenset(
+    onnx.TensorProto.DataType.Value(name)
+    for name in ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT32", "INT64", "BOOL", "UINT8", "INT8")
+)
+"""Element types of tensors without scales: of inputs that the parser takes, and of what Cast gives."""
+
 LARGEST_FLOAT8_KERNEL = 32
 """Largest Conv window in elements that the builder has a float8 kernel for: 5 x 5 fits, 6 x 6 does not."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnxfq.targets.recipes import make_block_recipe, make_recipe
 
 # TensorRT takes symmetric int8 only (zero points must be 0). The calibrators lost least accuracy on the real
-# networks of docs/results.md: a symmetric grid is coarser and must not lose the many small values, which
-# squared error weighs by size and `best_error` by count.
+# networks of benchmarks/results.md: a symmetric grid is coarser and must not lose the many small values,
+# which squared error weighs by size and `best_error` by count.
 RECIPES = (
     make_recipe("tensorrt-int8", "tensorrt", {"qtype": "int8", "equalize": "depthwise"}),
     # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention requires

@@ -15,7 +15,7 @@ from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, find_source, quantizer, type_name
-from onnxfq.targets.tensorrt.limits import MIXED_TYPES
+from onnxfq.targets.tensorrt.limits import MIXED_TYPES, TENSOR_TYPES
 
 _CODES = dict(TensorProto.DataType.items())
 # By name: an installed onnx may be older than a type.
@@ -67,10 +67,6 @@ def check_tensor_types(reading: CheckContext) -> Iterator[Finding]:
             yield _make_type_finding(readers[0], name, index.dtype(name))
 
 
-_FED = frozenset(_CODES[name] for name in "FLOAT FLOAT16 BFLOAT16 DOUBLE INT8 UINT8 INT32 INT64 BOOL".split())
-"""Element types of inputs that the parser takes."""
-
-
 def input_types(reading: CheckContext) -> Iterator[Finding]:
     """Refuse inputs of other types than TensorRT's engines have (parser: "Failed to convert ONNX date type").
 
@@ -78,7 +74,7 @@ def input_types(reading: CheckContext) -> Iterator[Finding]:
     """
     for value in reading.proto.graph.input:
         code, readers = value.type.tensor_type.elem_type, reading.index.reading(value.name)
-        if value.name not in reading.index.constants and readers and code not in _FED:
+        if value.name not in reading.index.constants and readers and code not in TENSOR_TYPES:
             message = f"input {value.name!r} is {type_name(code)}, which no engine takes; feed int32 or float"
             yield make_finding("tensor-type", "refused", readers[0], message, value.name)
 

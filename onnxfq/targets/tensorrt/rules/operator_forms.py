@@ -16,6 +16,7 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.quantizer_reader import type_name
+from onnxfq.targets.tensorrt.limits import TENSOR_TYPES
 from onnxfq.targets.tensorrt.rules.classic import ON_CLASSIC
 from onnxfq.targets.tensorrt.rules.operator_structures import STRUCTURES, find_rank
 
@@ -26,13 +27,6 @@ CACHE_AXES = 4
 """Axes of the cache that TensorScatter writes into."""
 
 _WRITTEN_OUT = "`onnxfq quantize` and `onnxfq cast` write it out in other operators"
-
-
-CAST_TYPES = frozenset(
-    TensorProto.DataType.Value(name)
-    for name in ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT32", "INT64", "BOOL", "UINT8", "INT8")
-)
-"""Types that Cast gives."""
 
 
 class FormLimit(NamedTuple):
@@ -91,7 +85,7 @@ def _find_large_k(site: NodeSite) -> str:
 
 def _find_type(site: NodeSite) -> str:
     code = site.attrs["to"]
-    return "" if code in CAST_TYPES else f"TensorRT casts to no {type_name(code)}; cast to int32 or float"
+    return "" if code in TENSOR_TYPES else f"TensorRT casts to no {type_name(code)}; cast to int32 or float"
 
 
 def _find_integers(site: NodeSite) -> str:

@@ -1,0 +1,69 @@
+"""Wrong usage in words that say what to give in its place."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from onnxfq.cli.console import arguments
+from onnxfq.cli.option import refuse
+from onnxfq.support.other_words import COMMANDS, OPTIONS
+
+_EXTRA = re.compile(r"unexpected extra argument\S* \((.*)\)")
+_NUMBERS = {"number": "a number, such as 0.5", "integer": "a whole number"}
+
+
+def refuse_repeated(parameters: Iterable[Any], words: Sequence[str]) -> None:
+    """Raise BadParameter for an option of one value that `words` give twice: the first would be lost."""
+    given = [word.partition("=")[0] for word in words]
+    for one in parameters:
+        count = sum(given.count(name) for name in one.opts if name.startswith("-"))
+        is_single = not (getattr(one, "is_flag", False) or getattr(one, "multiple", False))
+        refuse(count > 1 and is_single, f"{max(one.opts, key=len)} is given {count} times; give it once")
+
+
+def explain_usage(fault: Any) -> str:
+    """Return what a parser says of wrong usage, and the remedy where it has none."""
+    text = str(fault.format_message()).replace("Value error, ", "")  # the validation library's own words
+    parameter = getattr(fault, "param", None)
+    asked = re.search(r"valid (number|integer)", text)
+    if asked and parameter is not None:
+        value = next((value for name, value in _pairs() if name in parameter.opts), "")
+        return f"{max(parameter.opts, key=len)} is {value!r:.40}; give {_NUMBERS[asked[1]]}"
+    option = getattr(fault, "option_name", "")
+    if option in OPTIONS:
+        return f"no option {option} here: {OPTIONS[option]}"
+    meaning = getattr(parameter, "help", None) or ""
+    if text.startswith("Missing ") and meaning and "{" not in meaning:
+        return f"{text.rstrip('.')}: {meaning}"
+    command = re.match(r"No such command '(\w+)'", text)
+    if command and command[1] in COMMANDS:
+        return f"no command {command[1]!r}: {COMMANDS[command[1]]}"
+    extra = _EXTRA.search(text)
+    return text if extra is None else f"{extra[1]}: {_explain_extra(fault.ctx, extra[1].split())}"
+
+
+def _pairs() -> Iterable[tuple[str, str]]:
+    """Yield each word of the command that runs with the value that may belong to it."""
+    words = arguments.get()
+    for word, follower in zip(words, [*words[1:], ""], strict=True):
+        name, is_joined, value = word.partition("=")
+        yield name, value if is_joined else follower
+
+
+def _explain_extra(context: Any, words: Sequence[str]) -> str:
+    """Return why a command takes no more of these words, by their form, and where they belong."""
+    from onnxfq.data.images import SUFFIXES
+
+    folder, ending = os.path.dirname(words[0]), os.path.splitext(words[0])[1]
+    if all(re.fullmatch(r"-?[\d.]+", word) for word in words):
+        return "too many words; commas join the numbers of one option, as in --mean 0.5,0.4,0.3"
+    if not any(one.param_type_name == "argument" for one in context.command.params):
+        return f"`{context.command_path}` takes no file; `onnxfq quantize` takes a model"
+    if ending == ".onnx":
+        return "one model too many; `onnxfq evaluate` and `onnxfq inspect` take several"
+    if ending in SUFFIXES:
+        return f"too many files; give the folder of the images, as in --data {folder or '.'}"
+    return f"too many words; what is no model stands behind its option, as in --data {words[0]}"
