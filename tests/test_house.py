@@ -164,9 +164,9 @@ ROOM_LINES: dict[str, int] = {
     "cli": 1929,  # remedies for wrong usage, options given twice; no room fell
     "data": 1824,  # hints for rows, single samples and tables as labels; no room fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1492,  # losses in a runtime by output; remedies fell
+    "documents": 1498,  # losses in a runtime by output, makers of numbered tensors; remedies fell
     "execution": 1019,  # makers of numbered tensors; no room fell
-    "graph": 4501,  # states of a configuration, makers of numbered tensors; no room fell
+    "graph": 4512,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
     "judging": 1224,  # losses above chance, samples by their cost; remedies fell
     "layers": 930,  # groups that nothing reads have names; no room fell
@@ -181,7 +181,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1889,  # threads for reports, caches by genai_config.json; no room fell
     "support": 1243,  # remedies for words, files and addresses of others; no room fell
-    "targets": 6458,  # a bias in its product on the HTP, signs in OpenVINO, single blocks; passes fell
+    "targets": 6459,  # a bias in its product on the HTP, signs in OpenVINO, single blocks; passes fell
     "tools": 1803,  # a remedy for codes of rules; no room fell
     "torch": 6231,  # equal calls of the exporter; a planner of layers fell
 }
