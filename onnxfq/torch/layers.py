@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -59,12 +60,6 @@ def _recurrent_weights(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in names if name.startswith("weight_"))
 
 
-def _projections(module: nn.Module) -> tuple[str, ...]:
-    if module._qkv_same_embed_dim:
-        return ("in_proj_weight",)
-    return ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-
-
 _name_weight, _cell_weights = _always("weight"), _always("weight_ih", "weight_hh")
 _CONV = LayerKind(("Conv",), _name_weight, "Conv", True)
 _TRANSPOSED = LayerKind(("ConvTranspose",), _name_weight, "ConvTranspose", True)
@@ -73,7 +68,6 @@ LAYERS: dict[type[nn.Module], LayerKind] = {
     nn.Linear: LayerKind(("Gemm", "MatMul"), _name_weight, "Gemm", True),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONV),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _TRANSPOSED),
-    nn.MultiheadAttention: LayerKind(("MatMul",), _projections, "MatMul", True),
     **dict.fromkeys((nn.Embedding, nn.EmbeddingBag), LayerKind(("Gather",), _name_weight, "Conv", False)),
     nn.LSTM: LayerKind(("LSTM",), _recurrent_weights, "Gemm", False),
     nn.GRU: LayerKind(("GRU",), _recurrent_weights, "Gemm", False),
@@ -88,7 +82,9 @@ LAYERS: dict[type[nn.Module], LayerKind] = {
 def layer_kind(module: nn.Module) -> LayerKind | None:
     """Return the kind of a layer or of a subclass with the same forward; None for other modules."""
     for base, kind in LAYERS.items():
-        if isinstance(module, base) and type(module).forward is base.forward:
+        # An attention multiplies with the weight of its last projection itself.
+        is_read = not isinstance(module, NonDynamicallyQuantizableLinear)
+        if is_read and isinstance(module, base) and type(module).forward is base.forward:
             return kind
     return None
 

@@ -28,7 +28,6 @@ from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_input, refuse
 from onnxfq.support.reasons import rule_of
 from onnxfq.targets.target import target_by_name
-from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 
 
@@ -79,17 +78,14 @@ def find_layers(model: nn.Module) -> list[Layer]:
 
 
 def _make_layer(path: str, module: nn.Module, kind: LayerKind) -> Layer:
-    reason = ""
-    activations: tuple[str, ...] = ("input",) if kind.has_input else ()
-    if isinstance(module, nn.MultiheadAttention):
-        reason, activations = explain_unsupported(module), ACTIVATIONS
+    activations = ("input",) if kind.has_input else ()
     parameters = {name: float_weight(module, name) for name in kind.weights(module)}
     if any(is_lazy(weight) for weight in parameters.values()):
         raise ModelError(
             f"layer {path!r}, a {type(module).__name__}, has no weight yet; run data through the model once, "
             "then quantize it"
         )
-    reason = reason or _explain_unquantized(parameters)
+    reason = _explain_unquantized(parameters)
     grouped = kind.op_types == ("Conv",) and getattr(module, "groups", 1) > 1
     alone = grouped and all(weight.shape[1] == 1 for weight in parameters.values())
     return Layer(path, type(module).__name__, kind, activations, parameters, reason, alone)
