@@ -90,13 +90,21 @@ def _running() -> list[Any]:
 
 
 class aside:
-    """Block whose calls have no place, such as the inside of a quantizer."""
+    """Block whose calls have no place, as inside of a quantizer; `owner` is a module that runs there."""
+
+    def __init__(self, owner: nn.Module | None = None) -> None:
+        self.owner = owner
 
     def __enter__(self) -> None:
-        _running().append(None)
+        _running().append(self)
 
     def __exit__(self, *error: object) -> None:
         _running().pop()
+
+
+def is_running(module: nn.Module) -> bool:
+    """Tell whether a block of a module is entered, as by its forward."""
+    return any(block.owner is module for block in _running())
 
 
 class Calls(TorchFunctionMode):

@@ -159,7 +159,7 @@ def record_calls(
     record.find_branches(traced)
     record.norms = list(edges.find_norms())
     left = edges.makers.keys() - {name for node in proto.graph.node for name in node.output}
-    edges.folded |= left & {initializer.name for initializer in proto.graph.initializer}
+    edges.folded |= left.intersection(constant.name for constant in proto.graph.initializer)
     twins: dict[str, list[str]] = {}
     for name, first in edges.first.items():
         twins.setdefault(first, []).extend([name] if name in left else ())

@@ -320,6 +320,35 @@ def test_both_of_two_equal_sums_are_quantized():
     assert kinds.count("QuantizeLinear") == len(expected.activations)
 
 
+class FrozenNorm(nn.Module):
+    """A convolution with a norm of constants, as detectors freeze them."""
+
+    def __init__(self):
+        """Make the layer and the constants."""
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3)
+        for name in ("weight", "bias", "mean", "variance"):
+            self.register_buffer(name, torch.rand(4) + 0.5)
+
+    def forward(self, x):
+        """[N, 2, H, W] to [N, 4, H - 2, W - 2]."""
+        weight, bias, mean, variance = (buffer.reshape(1, -1, 1, 1) for buffer in self.buffers(recurse=False))
+        scale = weight * (variance + 1e-5).rsqrt()
+        return self.conv(x) * scale + (bias - mean * scale)
+
+
+def test_constants_are_quantized_as_a_whole():
+    """A quantizer stands behind what the exporter folds: inside of it, it would stop the folding."""
+    model, x = FrozenNorm().eval(), torch.randn(2, 2, 6, 6)
+    expected = onnxfq.make_plan(
+        onnxfq.load(export_torch(model, (x,))), onnxfq.load_recipe("onnxruntime-int8")
+    )
+    prepared(model, x, "onnxruntime-int8")
+    kinds = [node.op_type for node in export_torch(model, (x,)).graph.node]
+    assert kinds.count("QuantizeLinear") == len(expected.activations)
+    assert not {"Reciprocal", "Sqrt", "Sub"} & set(kinds)
+
+
 class Indexing(nn.Module):
     """A forward that adds indices where it is exported, as masks of language models do."""
 
