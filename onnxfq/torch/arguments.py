@@ -6,6 +6,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
+from types import GenericAlias
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -104,9 +105,9 @@ def _parameters(signature: inspect.Signature) -> str:
 def _fits(value: Any, hint: Any) -> bool:
     """Tell whether a value has the type of an annotation."""
     plain = tuple(value) if isinstance(value, tuple) else value  # torch.Size is a tuple
+    alone: Any = GenericAlias(tuple, (hint,))  # a class of records as a whole has its own config
     try:
-        # In a tuple, because a class of records as a whole has its own config.
-        TypeAdapter(tuple[hint], config=_STRICT).validate_python((plain,))
+        TypeAdapter(alone, config=_STRICT).validate_python((plain,))
     except ValidationError:
         return False
     return True

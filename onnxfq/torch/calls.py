@@ -314,7 +314,7 @@ def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return product if bias is None else product + bias
 
 
-def _open(function: FunctionType) -> Function:
+def _open(function: Any) -> Function:
     """Return a function of torch whose own calls reach a mode: it does not hand itself over as a whole."""
     names = {**function.__globals__, "has_torch_function": lambda tensors: False}
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
@@ -379,9 +379,9 @@ def _native(function: Function) -> Function:
 
     torch.compile 2.13 cannot trace such a method inside of a mode, nor look it up in a table.
     """
-    if function is Tensor.unflatten:
-        return torch.unflatten
-    return torch.ops.aten.split if function is Tensor.split else function
+    unflatten: Function = torch.unflatten
+    split: Function = torch.ops.aten.split
+    return unflatten if function is Tensor.unflatten else split if function is Tensor.split else function
 
 
 def change_outputs(result: Any, change: Callable[[int, Tensor], Tensor]) -> Any:

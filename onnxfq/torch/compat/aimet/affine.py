@@ -272,7 +272,7 @@ class _IntegerQuantizer(AffineQuantizerBase):
         if self.zero_point_shift:
             raise SpecError(f"{type(self).__name__} has no zero_point_shift, found 0.5; leave it out")
 
-    def _refuse_export(self, *given: Any) -> Any:
+    def _refuse_export(self, x: Tensor | None = None, encoding: Any = None) -> Any:
         raise SpecError(f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize")
 
     _constant = _as_node = _refuse_export

@@ -133,7 +133,7 @@ class QuantizerBase(Unscripted, nn.Module):
             raise ArgumentError(f"{type(self).__name__} takes a tensor, found {type(input).__name__}")
         x, frozen = plain(input), self._modules.get("frozen")
         if frozen is not None:
-            return frozen(x)  # type: ignore[no-any-return]
+            return frozen(x)
         encoding = self._gathered(x) if self._gathers and x.numel() else self.get_encodings()
         if encoding is None:
             if not x.numel():
