@@ -43,7 +43,8 @@ def recipe_of(given: Any, model: nn.Module) -> Recipe:
     anything else.
     """
     find = _finder(given)
-    layers = {path: module for path, module in model.named_modules() if layer_kind(module) is not None}
+    modules = dict(model.named_modules())
+    layers = {p: m for p, m in modules.items() if isinstance(m, nn.MultiheadAttention) or layer_kind(m)}
     found = {path: find(path, type(module)) for path, module in layers.items()}
     schemes = {path: None if one is None else _schemes(one) for path, one in found.items()}
     usual = _schemes(find("", nn.Module)) if find("", nn.Module) is not None else None

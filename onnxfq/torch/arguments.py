@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable
+from types import GenericAlias
 from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from onnxfq.errors import ArgumentError, ModelError, OnnxfqError, SpecError, join_lines, nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 
+_STRICT = ConfigDict(arbitrary_types_allowed=True, strict=True)
 _RAW = (TypeError, AttributeError, ValueError, LookupError, AssertionError, ArithmeticError, RuntimeError)
 
 
@@ -100,28 +103,11 @@ def _parameters(signature: inspect.Signature) -> str:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Tell whether a value has the type of an annotation, as far as its class and its first entries tell."""
-    if hint is Any or isinstance(hint, TypeVar):
-        return True
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in inner)
-    if origin is typing.Literal:
-        return value in inner
-    if hint is None or hint is type(None):
-        return value is None
-    if hint in (int, float):
-        return isinstance(value, (int,) if hint is int else (int, float)) and not isinstance(value, bool)
-    kind = origin or hint
-    if not isinstance(kind, type):
-        return True
-    if getattr(kind, "_is_protocol", False):  # NumPy's array-likes take anything that becomes an array
-        return not isinstance(value, (str, bytes)) and (
-            hasattr(value, "__array__") or hasattr(value, "__len__")
-        )
-    if isinstance(value, (str, bytes)) and kind not in (str, bytes, object):
+    """Tell whether a value has the type of an annotation."""
+    plain = tuple(value) if isinstance(value, tuple) else value  # torch.Size is a tuple
+    alone: Any = GenericAlias(tuple, (hint,))  # a class of records as a whole has its own config
+    try:
+        TypeAdapter(alone, config=_STRICT).validate_python((plain,))
+    except ValidationError:
         return False
-    if not isinstance(value, kind):
-        return False
-    several = bool(inner) and isinstance(value, (list, tuple))
-    return all(_fits(one, inner[0]) for one in typing.cast(list[Any], value)) if several else True
+    return True

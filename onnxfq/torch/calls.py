@@ -6,7 +6,7 @@ the calls: while a plan is made it marks the tensors of the export, and later it
 same calls, so each tensor is treated as it was planned.
 
 Functions that the export writes in several steps are written out the same way, and the calls inside them have
-places too: scaled_dot_product_attention, linear of more than two axes, unbind, stack and roll.
+places too: those of `WRITTEN_OUT`, linear of more than two axes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +27,8 @@ from onnxfq.torch.onnx_node import is_exporting
 
 Function = Callable[..., Any]
 
-Outer = tuple[Function, int] | None
-"""Function that is written out around a call, with the number of its call; None for a call in none."""
+Outer = tuple[Function, int, Any] | None
+"""Function that is written out around a call, the number of its call, what is around it; None for nothing."""
 
 
 class CallPlace(NamedTuple):
@@ -89,13 +90,21 @@ def _running() -> list[Any]:
 
 
 class aside:
-    """Block whose calls have no place, such as the inside of a quantizer."""
+    """Block whose calls have no place, as inside of a quantizer; `owner` is a module that runs there."""
+
+    def __init__(self, owner: nn.Module | None = None) -> None:
+        self.owner = owner
 
     def __enter__(self) -> None:
-        _running().append(None)
+        _running().append(self)
 
     def __exit__(self, *error: object) -> None:
         _running().pop()
+
+
+def is_running(module: nn.Module) -> bool:
+    """Tell whether a block of a module is entered, as by its forward."""
+    return any(block.owner is module for block in _running())
 
 
 class Calls(TorchFunctionMode):
@@ -125,10 +134,13 @@ class Calls(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `function` with its tensors changed, if the call is of this forward and changes any."""
-        given = {} if kwargs is None else kwargs
+        given, function = {} if kwargs is None else kwargs, _native(function)
+        if function is torch.baddbmm and not given and any(map(self.counts_calls, (torch.bmm, torch.add))):
+            product = self.__torch_function__(torch.bmm, types, args[1:])
+            return self.__torch_function__(torch.add, types, (product, args[0]))
         known = _running()[-1] is self and self.counts_calls(function)
         if not known or not _has_floats([*args, *given.values()]):
-            return run(function, args, given)
+            return function(*args, **given)
         number = self.counts.get(function, 0)
         self.counts[function] = number + 1
         inside = self.inside(function, number, args) if function in WRITTEN_OUT else None
@@ -145,18 +157,21 @@ class Calls(TorchFunctionMode):
         self, function: Function, number: int, args: Any, kwargs: Any, steps: Function | None = None
     ) -> Any:
         """Return the result of `function`, or of its steps, on the changed tensors."""
-        leaves = [0]
+        leaves: list[tuple[Any, Any]] = []
 
         def changed(value: Any) -> Any:
             if isinstance(value, (Tensor, fx.Proxy)):
-                leaf, leaves[0] = leaves[0], leaves[0] + 1
-                return self.change(function, number, leaf, value)
+                # A function may ask whether two of its tensors are one.
+                known = [made for leaf, made in leaves if leaf is value]
+                made = known[0] if known else self.change(function, number, len(leaves), value)
+                leaves.append((value, made))
+                return made
             if type(value) in (tuple, list):
                 return type(value)([changed(one) for one in value])
             return value
 
         args = changed(tuple(args))
-        return run(steps or function, args, {name: changed(value) for name, value in kwargs.items()})
+        return (steps or function)(*args, **{name: changed(value) for name, value in kwargs.items()})
 
     def counts_calls(self, function: Function) -> bool:
         """Tell whether calls of `function` are counted."""
@@ -193,8 +208,8 @@ class QuantizedCalls(Calls):
 
     def inside(self, function: Function, number: int, args: Any) -> Calls | None:
         """Return the block for the steps if one of them has a place."""
-        planned = self.table[self.outer, function]
-        return QuantizedCalls(self.owner, (function, number)) if number in planned.inside else None
+        is_planned = number in self.table[self.outer, function].inside
+        return QuantizedCalls(self.owner, (function, number, self.outer)) if is_planned else None
 
     def call(
         self, function: Function, number: int, args: Any, kwargs: Any, steps: Function | None = None
@@ -202,7 +217,7 @@ class QuantizedCalls(Calls):
         """Quantize only if the call has a place."""
         planned = self.table[self.outer, function]
         if number not in planned.calls:
-            return run(steps or function, args, kwargs)
+            return (steps or function)(*args, **kwargs)
         result = super().call(function, number, args, kwargs, steps)
         # The caller may read on from the tensor, not from the result.
         return args[0].copy_(result) if planned.writes else result
@@ -217,12 +232,12 @@ class QuantizedCalls(Calls):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        # The steps of a function have one branch, the mask.
-        if error[0] is not None or self.outer is not None:
-            return
-        for (outer, function), planned in self.table.items():
+        # A mask may be left out. Otherwise steps vary only by the inputs that an attention projects as one.
+        whole = self.outer is None or self.outer[0] is F.multi_head_attention_forward
+        for (outer, function), planned in self.table.items() if error[0] is None and whole else ():
             found = self.counts.get(function, 0)
-            if outer is None and found != planned.total:
+            may_vary = outer is not None and function is torch.add
+            if outer == self.outer and found != planned.total and not may_vary:
                 raise ModelError(
                     f"the forward of {type(self.owner).__name__} calls {name_of(function)} {found} times, "
                     f"and {planned.total} times where it was planned; put the calls that vary into their own "
@@ -299,6 +314,21 @@ def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return product if bias is None else product + bias
 
 
+def _open(function: Any) -> Function:
+    """Return a function of torch whose own calls reach a mode: it does not hand itself over as a whole."""
+    names = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+
+
+_weigh = _open(F.multi_head_attention_forward)
+
+
+def attend_heads(*args: Any, need_weights: bool = True, **given: Any) -> tuple[Tensor, Tensor | None]:
+    """Return `torch.nn.functional.multi_head_attention_forward`, by equal calls with and without weights."""
+    y, weights = _weigh(*args, need_weights=True, **given)
+    return y, weights if need_weights else None
+
+
 def separate(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Return `torch.unbind` as a part and a squeezed axis for each."""
     return tuple(input.narrow(dim, i, 1).squeeze(dim) for i in range(input.shape[dim]))
@@ -324,6 +354,7 @@ def pile(tensors: Any, dim: int = 0) -> Tensor:
 WRITTEN_OUT: Mapping[Function, Function] = {
     F.scaled_dot_product_attention: attend,
     F.linear: multiply,
+    F.multi_head_attention_forward: attend_heads,
     torch.unbind: separate,
     Tensor.unbind: separate,
     torch.ops.aten.scaled_dot_product_attention.default: attend,
@@ -343,26 +374,14 @@ def name_of(function: Function) -> str:
     return str(getattr(function, "__name__", "call")).partition(".")[0]
 
 
-def _unflatten(input: Tensor, dim: int, sizes: Any) -> Tensor:
-    dim = dim % input.ndim
-    return input.reshape(*input.shape[:dim], *sizes, *input.shape[dim + 1 :])
+def _native(function: Function) -> Function:
+    """Return the function behind a method that torch writes in Python.
 
-
-def _split(tensor: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    total = tensor.shape[dim]
-    whole = isinstance(split_size, int)
-    sizes = [min(split_size, total - i) for i in range(0, total, split_size)] if whole else list(split_size)
-    return tuple(tensor.narrow(dim, sum(sizes[:i]), size) for i, size in enumerate(sizes))
-
-
-def run(function: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of a call of `function` inside of a mode."""
-    # These call `super`, which torch.compile 2.13 cannot trace inside of a mode, nor look up in a table.
-    if torch.compiler.is_compiling() and function is Tensor.unflatten:
-        return _unflatten(*args, **kwargs)
-    if torch.compiler.is_compiling() and function is Tensor.split:
-        return _split(*args, **kwargs)
-    return function(*args, **kwargs)
+    torch.compile 2.13 cannot trace such a method inside of a mode, nor look it up in a table.
+    """
+    unflatten: Function = torch.unflatten
+    split: Function = torch.ops.aten.split
+    return unflatten if function is Tensor.unflatten else split if function is Tensor.split else function
 
 
 def change_outputs(result: Any, change: Callable[[int, Tensor], Tensor]) -> Any:

@@ -123,8 +123,6 @@ def _set_floors(observed: Iterable[FakeQuantize]) -> None:
 def _finish(name: str, quantizer: FakeQuantize, before: dict[str, Any]) -> None:
     """Set the scale of a quantizer that has observed, and what it does from now on in `before`."""
     assert quantizer.observer is not None
-    if quantizer.may_be_unused and not quantizer.observer.seen:
-        return
     limits = _calibrate(name, quantizer)
     follows = quantizer.follows_weight
     if quantizer.calibrating_observer:  # an observer that is switched on again continues from the range
@@ -147,7 +145,7 @@ def _calibrate(name: str, quantizer: FakeQuantize) -> Limits:
 @checked
 def is_initialized(model: nn.Module) -> bool:
     """Tell whether every fake quantizer of `model` has its scale."""
-    return all(q.is_initialized or q.may_be_unused for q in quantizers(model).values())
+    return all(quantizer.is_initialized for quantizer in quantizers(model).values())
 
 
 @checked

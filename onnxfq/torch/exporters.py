@@ -154,8 +154,7 @@ def check_scales(model: nn.Module) -> None:
     with torch.no_grad():
         refresh(model)
     for name, quantizer in quantizers(model).items():
-        needed = quantizer.is_rounding and not quantizer.may_be_unused
-        if needed and not quantizer.is_initialized:
+        if quantizer.is_rounding and not quantizer.is_initialized:
             raise StatisticsError(f"quantizer {name!r} has no scale yet; run data in compute_encodings")
     for name, module in model.named_modules():
         if hasattr(module, "check_export"):  # quantizers with the interface of another library

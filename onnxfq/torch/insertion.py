@@ -11,9 +11,9 @@ from torch import nn
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
 from onnxfq.numerics.granularity import PER_TENSOR
-from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import NORMS, fold, is_foldable
 from onnxfq.torch.calls import OUTPUTS, TABLE, CallPlace, Function, Outer, Planned, name_of
+from onnxfq.torch.fused import switch_fused
 from onnxfq.torch.layers import SUFFIX, Swapped, swap
 from onnxfq.torch.module_names import QuantizerHolder
 from onnxfq.torch.module_plan import ModulePlan
@@ -76,7 +76,6 @@ def insert(
             masked = asked.spec.granularity == PER_TENSOR and not masks.isdisjoint(one.tensors)
             quantizer = _quantizer(asked, masked, settings).to(device)
             quantizer.masked = (planned.masked, one.tensors) if masked else None
-            quantizer.may_be_unused = one.holders[0].name in ("key", "value")  # they may be the queries
             vars(quantizer)[_PLACED] = asked.spec, asked.calibrator
             quantizer.train(model.get_submodule(one.holders[0].path).training)
             added.append(quantizer)
@@ -86,7 +85,7 @@ def insert(
             tables.setdefault(holder.path, {})[place] = holder.name + SUFFIX
     for path, held in given.items():
         module = model.get_submodule(path)
-        swap(module, held, SwappedAttention if isinstance(module, nn.MultiheadAttention) else Swapped)
+        swap(module, held)
         outputs = {
             int(name.removeprefix(OUTPUTS)): name + SUFFIX for name in held if name.startswith(OUTPUTS)
         }
@@ -113,10 +112,11 @@ def _make_table(
         assert place.function is not None
         calls = table.setdefault((place.outer, place.function), {})
         calls.setdefault(place.number, {})[place.leaf] = name
-        if place.outer is not None:
-            function, number = place.outer
-            table.setdefault((None, function), {})
-            inside.setdefault((None, function), set()).add(number)
+        around = place.outer
+        while around is not None:
+            function, number, around = around
+            table.setdefault((around, function), {})
+            inside.setdefault((around, function), set()).add(number)
     return {
         key: Planned(counts.get(key, 0), _writes(key[1]), calls, frozenset(inside.get(key, ())))
         for key, calls in table.items()

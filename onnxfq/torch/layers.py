@@ -9,20 +9,19 @@ changed, so optimizers and state dicts are not affected.
 from __future__ import annotations
 
 import functools
-import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from onnxfq.errors import ModelError
-from onnxfq.torch.calls import OUTPUTS, TABLE, QuantizedCalls, aside, change_outputs
+from onnxfq.torch.calls import OUTPUTS, TABLE, QuantizedCalls, aside, change_outputs, is_running
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.quantizer import FakeQuantize
 
@@ -59,12 +58,6 @@ def _recurrent_weights(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in names if name.startswith("weight_"))
 
 
-def _projections(module: nn.Module) -> tuple[str, ...]:
-    if module._qkv_same_embed_dim:
-        return ("in_proj_weight",)
-    return ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-
-
 _name_weight, _cell_weights = _always("weight"), _always("weight_ih", "weight_hh")
 _CONV = LayerKind(("Conv",), _name_weight, "Conv", True)
 _TRANSPOSED = LayerKind(("ConvTranspose",), _name_weight, "ConvTranspose", True)
@@ -73,7 +66,6 @@ LAYERS: dict[type[nn.Module], LayerKind] = {
     nn.Linear: LayerKind(("Gemm", "MatMul"), _name_weight, "Gemm", True),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONV),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _TRANSPOSED),
-    nn.MultiheadAttention: LayerKind(("MatMul",), _projections, "MatMul", True),
     **dict.fromkeys((nn.Embedding, nn.EmbeddingBag), LayerKind(("Gather",), _name_weight, "Conv", False)),
     nn.LSTM: LayerKind(("LSTM",), _recurrent_weights, "Gemm", False),
     nn.GRU: LayerKind(("GRU",), _recurrent_weights, "Gemm", False),
@@ -88,7 +80,9 @@ LAYERS: dict[type[nn.Module], LayerKind] = {
 def layer_kind(module: nn.Module) -> LayerKind | None:
     """Return the kind of a layer or of a subclass with the same forward; None for other modules."""
     for base, kind in LAYERS.items():
-        if isinstance(module, base) and type(module).forward is base.forward:
+        # An attention multiplies with the weight of its last projection itself.
+        is_read = not isinstance(module, NonDynamicallyQuantizableLinear)
+        if is_read and isinstance(module, base) and type(module).forward is base.forward:
             return kind
     return None
 
@@ -97,36 +91,9 @@ def layer_kind(module: nn.Module) -> LayerKind | None:
 _REMAKING = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 
-_forwards = threading.local()
-
-
-class reading:
-    """Block in which the weights of a module are read through their quantizers, in this thread."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __enter__(self) -> None:
-        if torch.compiler.is_compiling():  # traces forwards only
-            return
-        if "parametrizations" in self.module._modules:
-            _check_parametrized(self.module)
-        running = _forwards.__dict__.setdefault("running", Counter())
-        running[id(self.module)] += 1
-
-    def __exit__(self, *args: object) -> None:
-        if not torch.compiler.is_compiling():
-            _forwards.running[id(self.module)] -= 1
-
-
-def _is_read(module: nn.Module) -> bool:
-    if torch.compiler.is_compiling():
-        return True
-    return bool(_forwards.__dict__.get("running", {}).get(id(module)))
-
-
 def _check_parametrized(module: nn.Module) -> None:
-    for name in getattr(module, "weight_names", ()):  # a float module has none
+    names = module.weight_names if "parametrizations" in module._modules else ()
+    for name in names:
         if module.float_class.__dict__.get(name) is None and name in module.parametrizations:
             raise ModelError(
                 f"{name} of a {module.float_class.__name__} was parametrized after quantize_module; "
@@ -160,7 +127,8 @@ class Swapped:
         for hook in self._forward_pre_hooks.values():
             if isinstance(hook, _REMAKING):
                 hook(self, ())
-        with reading(self):
+        _check_parametrized(self)
+        with aside(self):
             for name in self.weight_names:
                 getattr(self, name)
 
@@ -172,27 +140,19 @@ class Swapped:
             args = (quantizer(args[0]), *args[1:])
         elif quantizer is not None:
             keywords["input"] = quantizer(keywords["input"])
-        result = self._run(args, keywords)
+        with block_of(self):
+            result = super().forward(*args, **keywords)  # type: ignore[misc]
         outputs = self.__dict__.get(OUTPUTS)
         if outputs is None:
             return result
         held = self._modules
         return change_outputs(result, lambda at, x: held[outputs[at]](x) if at in outputs else x)
 
-    # Two blocks in one function are more than torch.compile takes.
-
-    def _run(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        with block_of(self):
-            return self._run_reading(args, keywords)
-
-    def _run_reading(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        with reading(self):
-            return super().forward(*args, **keywords)  # type: ignore[misc]
-
 
 def block_of(module: nn.Module) -> Any:
-    """Return the block in which the forward of a swapped module runs."""
-    return QuantizedCalls(module) if module.__dict__.get(TABLE) else aside()
+    """Return the block in which the forward of a swapped module runs, and reads its weights quantized."""
+    _check_parametrized(module)
+    return QuantizedCalls(module) if module.__dict__.get(TABLE) else aside(module)
 
 
 class SwappedConv(Swapped):
@@ -203,15 +163,14 @@ class SwappedConv(Swapped):
         norm: nn.Module | None = self.__dict__.get("folded_norm")
         if norm is None:
             return super().forward(input)
-        with aside():
+        with block_of(self):
             return _run_folded(self, norm, input)
 
 
 def _run_folded(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     quantizer = layer._modules.get("input" + SUFFIX)
     x = x if quantizer is None else quantizer(x)
-    with reading(layer):
-        weight = layer.weight
+    weight = layer.weight
     if is_exporting() or norm.frozen:
         return layer._conv_forward(x, weight, fold_bias(layer, norm))
     # The factor is taken out of the weight, not out of the result, which has far more elements.
@@ -272,7 +231,7 @@ def _read(name: str) -> property:
     """Return the property through which a weight is read."""
 
     def get(self: nn.Module) -> Tensor:
-        if not _is_read(self):
+        if not (torch.compiler.is_compiling() or is_running(self)):  # only forwards are compiled
             return float_weight(self, name)
         value = fold_weight(self) if name == "weight" else float_weight(self, name)
         quantizer = self._modules.get(name + SUFFIX)

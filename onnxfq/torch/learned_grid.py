@@ -80,8 +80,7 @@ class LearnedGrid(OwnTypes):
         """The zero point as it is used: a buffer, or computed from what is learned."""
         if self.learned in ("nothing", "scale"):
             return self._stored("zero_point")
-        scale, zero_point = self._effective()
-        return torch.zeros_like(scale) if zero_point is None else zero_point
+        return self._params()[1]
 
     @property
     def rmin(self) -> Tensor:
@@ -266,7 +265,9 @@ def check_state(quantizer: LearnedGrid, own: str, state: dict[str, Any], prefix:
         if quantizer.is_initialized:
             raise SpecError(f"the state dict has no scale for {name}, which has one; calibrate before saving")
         return
-    zeros, spec = state.get(prefix + "zero_point"), quantizer.spec
-    check_values(scale.detach().float(), None if zeros is None else zeros.float(), quantizer.grid)
-    if zeros is not None and spec.symmetric and bool((zeros != 0).any()):
-        raise SpecError(f"{name} is {spec}, and the state dict has zero point {float(zeros[zeros != 0][0])}")
+    zeros = state.get(prefix + "zero_point")
+    values = scale.detach().float(), None if zeros is None else zeros.detach().float()
+    try:
+        check_values(*values, quantizer.grid, quantizer.spec)
+    except SpecError as error:
+        raise SpecError(f"the state dict of {name}: {error}") from None

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import onnx
 from torch import nn
+from torch.nn import functional as F
 
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
@@ -24,8 +25,14 @@ from onnxfq.torch.recording import CallRecord
 _PASSED = MOVES | {"Cast", "Expand", "Slice"}
 """Operators inside of a call that a quantizer may stand in front of as well as behind."""
 _LEAVES = ("input", "other")
+_INPUTS = ("query", "key", "value")
 _PRODUCTS = {
-    ("scaled_dot_product_attention", f"matmul{n}"): name for n, name in (("", "scores"), ("_1", "context"))
+    (function, f"{product}{n}"): name
+    for function, product in (
+        (F.scaled_dot_product_attention, "matmul"),
+        (F.multi_head_attention_forward, "bmm"),
+    )
+    for n, name in (("", "scores"), ("_1", "context"))
 }
 """Names of the products in an attention."""
 
@@ -44,14 +51,18 @@ class QuantizerHolder(NamedTuple):
 def is_leaf(module: nn.Module) -> bool:
     """Tell whether a module is one operation for its user: a layer, or another module of torch.nn."""
     own = type(module).__module__.startswith("torch.nn.modules.")
-    return layer_kind(module) is not None or (own and not any(module.children()))
+    one = isinstance(module, nn.MultiheadAttention) or not any(module.children())
+    return layer_kind(module) is not None or (own and one)
 
 
 def _choose(places: Sequence[CallPlace]) -> CallPlace:
     """Return the place of an edge that has a name, or the call that is written out, before its steps."""
     named = (place for place in places if isinstance(place.leaf, str))
-    whole = (place for place in places if (place.function, place.number) == places[0].outer)
-    return next(named, None) or next(whole, places[0])
+    chosen = places[0]
+    for place in places:
+        if (place.function, place.number, place.outer) == chosen.outer:
+            chosen = place
+    return next(named, chosen)
 
 
 @dataclass(frozen=True)
@@ -92,10 +103,11 @@ class CallNames:
         name = self._calls[place.path, place.outer, place.function, place.number]
         if place.outer is None:
             return name
-        function, number = place.outer
-        count = f"_{number}" if number else ""
-        outer = name_of(function)
-        return f"{outer}{count}_{_PRODUCTS.get((outer, name), name)}"
+        function, number, _ = place.outer
+        name = _PRODUCTS.get((function, name), name)
+        if function is F.multi_head_attention_forward:  # the only call of its module
+            return name
+        return f"{name_of(function)}{f'_{number}' if number else ''}_{name}"
 
     def site(self, place: CallPlace) -> str:
         """Return the name of the layer or the call that reads at `place`."""
@@ -115,10 +127,12 @@ class CallNames:
         if isinstance(place.leaf, str):
             return QuantizerHolder(place.path, place.leaf)
         first = place.leaf == 0 and place.number == 0 and place.outer is None
-        if is_leaf(module) and first and not isinstance(module, nn.MultiheadAttention):
-            return QuantizerHolder(place.path, "input")
         if is_leaf(module) and held:
             return QuantizerHolder(place.path, held)
+        if place.function is F.multi_head_attention_forward and place.leaf < len(_INPUTS):
+            return QuantizerHolder(place.path, _INPUTS[place.leaf])
+        if is_leaf(module) and first and not isinstance(module, nn.MultiheadAttention):
+            return QuantizerHolder(place.path, "input")
         leaf = (
             "weight" if held is not None else dict(enumerate(_LEAVES)).get(place.leaf, f"input_{place.leaf}")
         )
@@ -162,7 +176,9 @@ class CallNames:
         """Return why the tensor at a place cannot be quantized; empty if it can."""
         if place is None:
             return "the export computes it inside of one call of torch, where no quantizer can stand"
-        function = place.function if place.outer is None else place.outer[0]
+        function, around = place.function, place.outer
+        while around is not None:
+            function, _, around = around
         return self.record.branches.get((place.path, function), "") if self.is_table(place) else ""
 
     def why_lost(self, use: Use) -> str:
@@ -195,7 +211,7 @@ class CallNames:
         """Return the layer and the name of the weight that an input is; None for other constants."""
         call = self.calls.get(use.node)
         kind = None if call is None else layer_kind(self._modules[call.path])
-        if call is None or kind is None or isinstance(self._modules[call.path], nn.MultiheadAttention):
+        if call is None or kind is None:
             return None
         names = kind.weights(self._modules[call.path])
         return QuantizerHolder(call.path, names[0]) if len(names) == 1 and kind.has_input else None

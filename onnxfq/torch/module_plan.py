@@ -26,7 +26,6 @@ from onnxfq.placement.masked_scores import MaskedScores, find_masked_scores
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.target import prepare_model
 from onnxfq.torch.calls import CallPlace
-from onnxfq.torch.layers import LAYERS
 from onnxfq.torch.module_names import CallNames, QuantizerHolder
 from onnxfq.torch.placement import Layer, check_overrides, name_rounding, rename_overrides
 from onnxfq.torch.recording import CallRecord
@@ -121,11 +120,8 @@ def plan_module(
     formats = {p.tensor: p.spec for p in by_layers.placements}
     made = (q for p in plan.placements for q in _make(p, names, formats, usual))
     groups = _join(plan, [q for q in made if not any(holder.path in alone for holder in q.holders)])
-    named = {holder.path for quantizer in groups for holder in quantizer.holders}
-    attentions = {layer.name for layer in layers if layer.kind is LAYERS[nn.MultiheadAttention]} & named
     for placement in by_layers.placements:
-        layer = placement.uses[0].node
-        if layer in alone or (placement.role == "weight" and layer in attentions):
+        if placement.uses[0].node in alone:
             groups += _quantizers_of_layers([placement])
     renamed = list(_with_uses(groups))
     quantizers = tuple(quantizer for quantizer, _ in renamed)

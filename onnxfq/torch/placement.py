@@ -26,9 +26,7 @@ from onnxfq.placement.bare_products import list_products
 from onnxfq.placement.left_out import WHY_FLOAT
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_input, refuse
-from onnxfq.support.reasons import rule_of
 from onnxfq.targets.target import target_by_name
-from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 
 
@@ -48,7 +46,6 @@ class Layer:
         name: its path.
         type_name: its type in the plan.
         kind: what quantization knows of the type.
-        activations: names of the tensors that it reads.
         parameters: its weights by name.
         why_float: why it cannot be quantized; empty if it can.
         depthwise: whether its groups read one channel each.
@@ -57,7 +54,6 @@ class Layer:
     name: str
     type_name: str
     kind: LayerKind
-    activations: tuple[str, ...]
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     why_float: str = ""
     depthwise: bool = False
@@ -69,7 +65,7 @@ class Layer:
     @property
     def tensors(self) -> list[str]:
         """Full names of what the layer reads."""
-        return [self.tensor(name) for name in (*self.activations, *self.parameters)]
+        return [self.tensor(name) for name in (*["input"] * self.kind.has_input, *self.parameters)]
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
@@ -79,47 +75,32 @@ def find_layers(model: nn.Module) -> list[Layer]:
 
 
 def _make_layer(path: str, module: nn.Module, kind: LayerKind) -> Layer:
-    reason = ""
-    activations: tuple[str, ...] = ("input",) if kind.has_input else ()
-    if isinstance(module, nn.MultiheadAttention):
-        reason, activations = explain_unsupported(module), ACTIVATIONS
     parameters = {name: float_weight(module, name) for name in kind.weights(module)}
     if any(is_lazy(weight) for weight in parameters.values()):
         raise ModelError(
             f"layer {path!r}, a {type(module).__name__}, has no weight yet; run data through the model once, "
             "then quantize it"
         )
-    reason = reason or _explain_unquantized(parameters)
+    odd = (w.dtype for w in parameters.values() if not w.dtype.is_floating_point or w.dtype.itemsize > 4)
+    dtype = next(odd, None)
+    why_float = f"its weight is {dtype}, and floats of 16 or 32 bits are quantized" if dtype else ""
     grouped = kind.op_types == ("Conv",) and getattr(module, "groups", 1) > 1
     alone = grouped and all(weight.shape[1] == 1 for weight in parameters.values())
-    return Layer(path, type(module).__name__, kind, activations, parameters, reason, alone)
-
-
-def _explain_unquantized(weights: Mapping[str, Tensor]) -> str:
-    """Return why weights of such a type stay in float; empty if they are quantized."""
-    for weight in weights.values():
-        if not weight.dtype.is_floating_point or weight.dtype.itemsize > 4:
-            return f"its weight is {weight.dtype}, and floats of 16 or 32 bits are quantized"
-    return ""
+    return Layer(path, type(module).__name__, kind, parameters, why_float, alone)
 
 
 def refuse_rewrites(recipe: Recipe) -> None:
     """Raise RecipeError for what a recipe does to ONNX models only."""
-    if recipe.small_shapes == "float":
-        raise RecipeError(
-            f"recipe {recipe.name} leaves small shapes in float, but a module has no shapes before it runs; "
-            "remove small_shapes and name layers to keep in float"
-        )
-    if any(recipe.channel_methods[:2]):
-        raise RecipeError(
-            f"recipe {recipe.name} equalizes or smooths channels, which rewrites ONNX models only; set "
-            "smooth: none and equalize: depthwise or none, or quantize the exported model"
-        )
-    if recipe.bias_correction != "none":
-        raise RecipeError(
-            f"recipe {recipe.name} corrects biases, which quantize does for ONNX models only; set "
-            "bias_correction: none, or quantize the exported model"
-        )
+    found = {
+        "leaves small shapes in float, but a module has no shapes before it runs; remove small_shapes and "
+        "name layers to keep in float": recipe.small_shapes == "float",
+        "equalizes or smooths channels, which rewrites ONNX models only; set smooth: none and equalize: "
+        "depthwise or none, or quantize the exported model": any(recipe.channel_methods[:2]),
+        "corrects biases, which quantize does for ONNX models only; set bias_correction: none, or quantize "
+        "the exported model": recipe.bias_correction != "none",
+    }
+    if what := next((what for what, is_asked in found.items() if is_asked), ""):
+        raise RecipeError(f"recipe {recipe.name} {what}")
 
 
 def plan_layers(recipe: Recipe, layers: Sequence[Layer]) -> Plan:
@@ -167,12 +148,9 @@ def _decide(layer: Layer, recipe: Recipe) -> tuple[list[Placement], str]:
         return [], layer.why_float or WHY_FLOAT
     if not layer.kind.has_input:
         return _decide_weights(layer, recipe, policy)
-    decisions = [decide_weighted(node, recipe, policy) for node in _list_products(layer)]
-    placed = {p.tensor: p for decision in decisions for p in decision.placements}
-    # A recipe of weights leaves products of two activations alone.
-    kept = (d.why_float for d in decisions if not placed or rule_of(d.why_float) != "weights-only")
-    why_float = next(filter(None, kept), "")
-    return [] if why_float else list(placed.values()), why_float
+    (product,) = _list_products(layer)
+    decided = decide_weighted(product, recipe, policy)
+    return [] if decided.why_float else list(decided.placements), decided.why_float
 
 
 def _decide_weights(layer: Layer, recipe: Recipe, policy: TargetPolicy) -> tuple[list[Placement], str]:
@@ -198,9 +176,9 @@ def _decide_weights(layer: Layer, recipe: Recipe, policy: TargetPolicy) -> tuple
 
 
 def _list_products(layer: Layer) -> Iterator[Any]:
-    inputs = [layer.tensor(name) for name in layer.activations]
     weights = {layer.tensor(name): tuple(weight.shape) for name, weight in layer.parameters.items()}
-    return list_products(layer.name, layer.kind.form, inputs, weights)
+    read = layer.tensor("input") if layer.kind.has_input else ""
+    return list_products(layer.name, layer.kind.form, read, weights)
 
 
 def _refuse_features(layer: Layer, recipe: Recipe) -> None:
@@ -208,10 +186,9 @@ def _refuse_features(layer: Layer, recipe: Recipe) -> None:
 
     They are formula-derived scales, several scales of an activation, and fractional zero points.
     """
-    given = (recipe.activation_for(layer.name, "", layer.tensor(name)) for name in layer.activations)
-    inputs = [scheme for scheme in given if scheme is not None]
+    read = recipe.activation_for(layer.name, "", layer.tensor("input")) if layer.kind.has_input else None
     weights = [recipe.weight_for(layer.name, "", layer.tensor(name)) for name in layer.parameters]
-    for scheme in (*inputs, *weights):
+    for scheme in (*([] if read is None else [read]), *weights):
         parts = scheme.granularity if isinstance(scheme, ActivationScheme) else "per_tensor"
         features = {
             "fractional zero points": scheme.zero_point == "fractional",

@@ -26,6 +26,7 @@ from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import kernels
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.arithmetic import ARITHMETICS, RoundingGrid, View, pack_mask, round_to_grid, unpack_mask
@@ -142,8 +143,13 @@ def _write_out(
     return (steps * scales).to(x.dtype)
 
 
-def check_values(scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> None:
-    """Raise SpecError unless scales are finite and positive and zero points are on the grid."""
+def check_values(
+    scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, spec: QuantSpec | None = None
+) -> None:
+    """Raise SpecError unless scales are finite and positive and zero points are on the grid.
+
+    With `spec` zero points must be integers, and 0 if it is symmetric.
+    """
     wrong = ~(torch.isfinite(scale) & (scale > 0))
     if wrong.any():
         raise SpecError(f"scale must be finite and positive, found {float(scale[wrong].flatten()[0])}")
@@ -157,6 +163,11 @@ def check_values(scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -
     if outside.any():
         rule = "0 for a float type" if qtype.is_float else f"a number in [{low}, {high}] for {qtype}"
         raise SpecError(f"zero_point must be {rule}, found {float(zero_point[outside].flatten()[0])}")
+    if spec is not None:
+        wrong = zero_point != (0 if spec.symmetric else zero_point.round())
+        if wrong.any():
+            rule = f"of {spec} must be 0" if spec.symmetric else "must be an integer"
+            raise SpecError(f"zero_point {rule}, found {float(zero_point[wrong].flatten()[0])}")
 
 
 @dataclass(frozen=True)

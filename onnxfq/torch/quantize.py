@@ -17,7 +17,7 @@ from onnxfq.errors import ModelError
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.torch.ao_recipe import recipe_of, scale_rule_of
 from onnxfq.torch.arguments import checked
-from onnxfq.torch.attention import switch_fused
+from onnxfq.torch.fused import switch_fused
 from onnxfq.torch.insertion import Settings
 from onnxfq.torch.layers import Swapped, restore
 from onnxfq.torch.quantizer import FakeQuantize, quantizers

@@ -64,7 +64,6 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         overwrite: whether `compute_encodings` may replace the scale, see `allow_overwrite`.
         calibrating_observer: name of the observer that `compute_encodings` uses in place of `observer`; empty
             for `observer` itself. The scale is then fixed until `enable_observer` is called.
-        may_be_unused: whether it may stay without a tensor, such as for the keys of self-attention.
         masked: where Softmax alone reads what it quantizes, with the names of the tensor there; else None.
     """
 
@@ -126,7 +125,6 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         self.is_observing, self.is_rounding = self.observer is not None, True
         self.overwrite: bool | None = None
         self.calibrating_observer = ""
-        self.may_be_unused = False
         self.masked: tuple[MaskedScores, tuple[str, ...]] | None = None
         self._by_hand = False
         self._made = True
@@ -172,8 +170,6 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         # A trace records sizes of tensors, but not the bytes behind them.
         traced = torch.jit.is_tracing()
         if not (self._base.untyped_storage().nbytes() if traced else self.is_initialized):
-            if self.may_be_unused:
-                return x
             raise StatisticsError(_NO_SCALE)
         return self._round(x)
 
@@ -241,15 +237,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
             zeros = zeros.reshape(()).expand(scales.shape)
         if zeros.shape != scales.shape:
             raise SpecError(f"zero_point {list(zeros.shape)} must have scale's shape {list(scales.shape)}")
-        check_values(scales, zeros, self.grid)
-        if self.spec.symmetric and zeros.any():
-            raise SpecError(
-                f"zero_point of {self.spec} must be 0, found {float(zeros[zeros != 0].flatten()[0])}"
-            )
-        if (zeros != zeros.round()).any():
-            raise SpecError(
-                f"zero_point must be an integer, found {float(zeros[zeros != zeros.round()].flatten()[0])}"
-            )
+        check_values(scales, zeros, self.grid, self.spec)
         self._store(scales, zeros)
         self.disable_observer()
 
@@ -446,8 +434,6 @@ def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
     With "scale_zero_point", symmetric quantizers, whose zero point is 0, learn only their scale.
     """
     for quantizer in quantizers(model).values():
-        if quantizer.may_be_unused and not quantizer.is_initialized:
-            continue
         fixed_zero = what == "scale_zero_point" and quantizer.spec.symmetric
         quantizer.learn("scale" if fixed_zero else what)
 

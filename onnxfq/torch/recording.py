@@ -27,10 +27,9 @@ from onnxfq.graph.model import Model, remove_domain, replace_nodes
 from onnxfq.graph.names import Use
 from onnxfq.graph.walk import rename_tensors
 from onnxfq.support.records import join_lines
-from onnxfq.torch.attention import forward_of, marked_by
-from onnxfq.torch.calls import OUTPUTS, CallPlace, Calls, Function, Outer, aside, change_outputs, name_of
+from onnxfq.torch.calls import OUTPUTS, CallPlace, Calls, Function, Outer, change_outputs, name_of
 from onnxfq.torch.export import evaluation_mode
-from onnxfq.torch.exporters import quiet, run
+from onnxfq.torch.exporters import export_with_dynamo, quiet, reason
 from onnxfq.torch.layers import layer_kind
 from onnxfq.torch.onnx_node import graph_node, is_exporting, lowered_later
 from onnxfq.torch.quantizer import FakeQuantize
@@ -97,7 +96,7 @@ class _MarkedCalls(Calls):
     def inside(self, function: Any, number: int, args: Any) -> Calls | None:
         if name_of(function) == "linear" and (args[0].ndim <= 2 or len(args) < 3 or args[2] is None):
             return None  # one node
-        return _MarkedCalls(self.record, self.path, self.owner, (function, number))
+        return _MarkedCalls(self.record, self.path, self.owner, (function, number, self.outer))
 
     def change(self, function: Any, number: int, leaf: int, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or self._is_own(tensor):
@@ -107,8 +106,8 @@ class _MarkedCalls(Calls):
             return tensor
         place = CallPlace(self.path, self.outer, function, number, leaf)
         if isinstance(tensor, nn.Parameter):
-            names = [name for name, held in self.owner._parameters.items() if held is tensor]
-            self.record.held[place] = names[0] if names else ""
+            names = [name for name, held in self.owner.named_parameters() if held is tensor]
+            self.record.held[place] = names[0].replace(".", "_") if names else ""
         return self.record.mark(tensor, place)
 
     def _is_own(self, tensor: Tensor) -> bool:
@@ -160,6 +159,7 @@ def record_calls(
     record.find_branches(traced)
     record.norms = list(edges.find_norms())
     left = edges.makers.keys() - {name for node in proto.graph.node for name in node.output}
+    edges.folded |= left.intersection(constant.name for constant in proto.graph.initializer)
     twins: dict[str, list[str]] = {}
     for name, first in edges.first.items():
         twins.setdefault(first, []).extend([name] if name in left else ())
@@ -197,15 +197,18 @@ class _FixedCall(nn.Module):
 
 
 def _export(module: nn.Module, tensors: list[Tensor]) -> onnx.ModelProto:
-    def export(inputs: list[Tensor], dynamic: bool) -> onnx.ModelProto:
+    # A batch of one is a constant to torch.export.
+    several = [torch.cat([x, x]) if x.ndim and len(x) == 1 else x for x in tensors]
+    for inputs in (several, tensors):
         bound = bind(module, inputs)
-        request = Request(bound, name_inputs(bound, None, None), None, dynamic, None)
-        return run("dynamo", module, request, contextlib.nullcontext())
-
-    try:  # a batch of one is a constant to torch.export
-        return export([torch.cat([x, x]) if x.ndim and len(x) == 1 else x for x in tensors], dynamic=True)
-    except ModelError:
-        return export(tensors, dynamic=False)
+        request = Request(bound, name_inputs(bound, None, None), None, inputs is several, None)
+        try:
+            return export_with_dynamo(module, request)
+        except Exception as error:  # an exporter traces the user's code, which may raise anything
+            refused = error
+    raise ModelError(
+        f"the dynamo exporter cannot export it: {reason(refused)}; change that in its forward"
+    ) from refused
 
 
 @contextlib.contextmanager
@@ -226,13 +229,11 @@ def _recorded(model: nn.Module, record: CallRecord) -> Iterator[None]:
 
 
 def _marking(record: CallRecord, path: str, module: nn.Module) -> Callable[..., Any]:
-    forward = forward_of(module)
+    forward = module.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
         record.counts[path] = {}
-        named = marked_by(lambda name, x: record.mark(x, CallPlace(path, None, None, 0, name)))
-        is_attention = isinstance(module, nn.MultiheadAttention)  # its tensors have names
-        with named, aside() if is_attention else _MarkedCalls(record, path, module):
+        with _MarkedCalls(record, path, module):
             result = forward(*args, **kwargs)
         if path:
             return result
@@ -251,11 +252,13 @@ class _Edges:
         makers: the operator that makes each tensor.
         ends: the tensor that an input reads, and the places in between, by the first output of its node.
         first: by the first output of a node, that of the first node that computes the same.
+        folded: tensors that are constants now.
     """
 
     makers: dict[str, str] = field(default_factory=dict)
     ends: dict[tuple[str, int], tuple[str, tuple[CallPlace, ...]]] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
+    folded: set[str] = field(default_factory=set)
 
     def find(
         self, node: onnx.NodeProto, output: str, slot: int, left: Collection[str]
@@ -276,7 +279,7 @@ class _Edges:
             if is_reached and name not in left:
                 return places
             # A row of nodes of one kind keeps the last: tensors between them are inside.
-            joined = self.makers.get(name) == node.op_type
+            joined = self.makers.get(name) == node.op_type and name not in self.folded
             name, more = self.ends.get((name, 0), ("", ()))
             places = more if joined and more else places + more
         is_same = self.makers.get(node.output[0]) == node.op_type

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from onnxfq.errors import DataError, ModelError
 
@@ -47,16 +48,9 @@ class Request:
 
     def map_inputs(self, change: Callable[[str, Tensor], Any]) -> inspect.BoundArguments:
         """Return forward's parameters with `change(name, input)` in place of each example input."""
-        names = iter(self.input_names)
-
-        def replaced(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(replaced(x) for x in value)
-            return change(next(names), value)
-
-        return inspect.BoundArguments(
-            self.arguments.signature, {key: replaced(x) for key, x in self.arguments.arguments.items()}
-        )
+        leaves, form = tree_flatten(dict(self.arguments.arguments))
+        changed = tree_unflatten(map(change, self.input_names, leaves), form)
+        return inspect.BoundArguments(self.arguments.signature, changed)
 
 
 def bind(

@@ -12,11 +12,11 @@ from onnxfq.documents.plan import Plan, Skipped
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, ModelError, OnnxfqError, RecipeError
 from onnxfq.support.records import join_lines
-from onnxfq.torch.attention import switch_fused
+from onnxfq.torch.fused import switch_fused
 from onnxfq.torch.insertion import Counts, Settings, insert
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.layers import SUFFIX, Swapped, layer_kind, restore, swap
-from onnxfq.torch.module_names import QuantizerHolder
+from onnxfq.torch.module_names import QuantizerHolder, is_leaf
 from onnxfq.torch.module_plan import ModulePlan, plan_by_layers, plan_module
 from onnxfq.torch.placement import check_overrides, find_layers, plan_layers, refuse_rewrites
 from onnxfq.torch.quantizer import FakeQuantize
@@ -54,7 +54,8 @@ class Unfinished:
         Raises RecipeError for an override whose names match no layer: operations have no names yet.
         """
         try:
-            check_overrides(self.in_nodes, self.layers, {})
+            named = ((path, type(m).__name__) for path, m in model.named_modules() if is_leaf(m))
+            check_overrides(self.in_nodes, self.layers, {path: (path, {kind}) for path, kind in named})
         except RecipeError as error:
             raise RecipeError(f"{error}; to name operations of a forward, give example_inputs") from None
         insert(model, plan_by_layers(self.by_layers, model), {}, self.settings, {})

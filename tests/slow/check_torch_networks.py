@@ -146,10 +146,7 @@ NETWORKS: dict[str, Callable[[], Made]] = {
 }
 
 
-FROZEN = "two constants of frozen BatchNorms are computed in the module, and folded in the float export"
 EXPECTED: dict[tuple[str, str], tuple[int, int, str]] = {
-    ("detr", "onnxruntime-int8"): (77, 75, FROZEN),
-    ("detr", "qnn-int8"): (266, 264, FROZEN),
     ("convnext", "qnn-int8"): (
         131,
         133,

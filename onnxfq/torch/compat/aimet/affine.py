@@ -103,10 +103,8 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
 
     def get_offset(self, dtype: torch.dtype | None = None) -> Tensor | None:
         """Return the offset, minus the zero point, of dtype or float32; None before a range is known."""
-        if not self.is_initialized():
-            return None
-        dtype = dtype or torch.float32
-        return self._offset(self._scale(dtype), dtype)
+        scale = self.get_scale(dtype)
+        return None if scale is None else self._offset(scale, scale.dtype)
 
     def _offset(self, scale: Tensor, dtype: torch.dtype) -> Tensor:
         if self.symmetric:
@@ -173,10 +171,8 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
 
     def get_encodings(self) -> AffineEncoding | None:
         """Return the encoding, in float32; None before a range is known."""
-        if not self.is_initialized():
-            return None
-        scale = self._scale(torch.float32)
-        return self._encoding(scale, self._offset(scale, torch.float32))
+        scale = self.get_scale()
+        return None if scale is None else self._encoding(scale, self._offset(scale, torch.float32))
 
     @classmethod
     def from_encodings(cls: type[Made], encodings: AffineEncoding) -> Made:
@@ -243,10 +239,7 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
         middle = round((self.qmin + self.qmax) / 2)
         return qtype_of_integers(self.qmin - middle, self.qmax - middle), torch.zeros_like(encoding.offset)
 
-    def _as_node(self, x: Tensor) -> Tensor:
-        encoding = self.get_encodings()
-        if encoding is None:
-            raise SpecError(f"{type(self).__name__} has no range yet; run data inside compute_encodings")
+    def _as_node(self, x: Tensor, encoding: Any) -> Tensor:
         qtype, zero_point = self._integers(encoding)
         granularity = granularity_of_shape(self.shape, x.shape)
         shape = Layout(granularity, x.shape).scale_shape
@@ -279,7 +272,7 @@ class _IntegerQuantizer(AffineQuantizerBase):
         if self.zero_point_shift:
             raise SpecError(f"{type(self).__name__} has no zero_point_shift, found 0.5; leave it out")
 
-    def _refuse_export(self, x: Tensor | None = None) -> Any:
+    def _refuse_export(self, x: Tensor | None = None, encoding: Any = None) -> Any:
         raise SpecError(f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize")
 
     _constant = _as_node = _refuse_export

@@ -198,8 +198,7 @@ class FloatQuantizeDequantize(QuantizerBase):
         frozen.set_qparams(scale)
         return frozen
 
-    def _as_node(self, x: Tensor) -> Tensor:
-        return self._round(x, self.get_encodings())
+    _as_node = _round
 
     def extra_repr(self) -> str:
         """Return the settings in one line."""

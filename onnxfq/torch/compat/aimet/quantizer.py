@@ -50,7 +50,7 @@ class QuantizerBase(Unscripted, nn.Module):
     _grid_state: Callable[[], dict[str, Any]]
     _set_grid_state: Callable[[Mapping[str, Any]], None]
     _constant: Callable[[], Any]
-    _as_node: Callable[[Tensor], Tensor]
+    _as_node: Callable[[Tensor, Any], Tensor]
     result: type[QuantizedTensorBase] = DequantizedTensor
 
     def __init__(self) -> None:
@@ -132,13 +132,15 @@ class QuantizerBase(Unscripted, nn.Module):
         if not isinstance(input, Tensor):
             raise ArgumentError(f"{type(self).__name__} takes a tensor, found {type(input).__name__}")
         x, frozen = plain(input), self._modules.get("frozen")
-        if frozen is not None or is_exporting():
-            return self._as_node(x) if frozen is None else frozen(x)
+        if frozen is not None:
+            return frozen(x)
         encoding = self._gathered(x) if self._gathers and x.numel() else self.get_encodings()
         if encoding is None:
             if not x.numel():
                 return self.result.of(x.clone(), None)
             raise StatisticsError(f"{type(self).__name__} has no range yet; run data in compute_encodings")
+        if is_exporting():
+            return self._as_node(x, encoding)
         y = x.clone() if self._passes else self._round(x, encoding)
         return y if torch.compiler.is_compiling() else self.result.of(y, encoding)
 
