@@ -86,7 +86,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
         if len(name) > 3 and (other.startswith(name) or other.endswith(name)):
             return True
         rest = iter(other)
-        is_short = len(name) > 2 and name[0] == other[0] and all(letter in rest for letter in name)
+        is_short = len(name) > 2 and name[0] == other[:1] and all(letter in rest for letter in name)
         if is_short or sorted(name) == sorted(other):
             return True
         steps = difflib.SequenceMatcher(None, name.lower(), other.lower(), False).get_opcodes()

@@ -27,7 +27,7 @@ UNREPAIRED = onnxfq.AccuracyTarget(repair=None)
         ("m.tflite", "python -m tf2onnx.convert"),
         ("m.engine", "give the ONNX model that it was built from"),
         ("m.safetensors", "onnxfq convert CHECKPOINT --onto model.onnx"),
-        ("m.onnx", "export it again"),
+        ("m.onnx", "it is an archive: of arrays, give it as data; of a model, unpack it"),
     ],
 )
 def test_files_of_other_kinds_as_model(tmp_path: Path, name: str, remedy: str) -> None:

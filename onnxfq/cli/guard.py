@@ -30,6 +30,9 @@ FOLDERS = ("handoff", "demo")
 FILE_OR_FOLDER = ("convert",)
 """Commands whose output is a folder unless it ends in .onnx."""
 
+DOCUMENTS = (".csv", ".doc", ".docx", ".jpg", ".json", ".md", ".pdf", ".png", ".svg", ".txt", ".xml")
+"""Endings of pages in formats that are not written."""
+
 _MODEL = "model"
 
 
@@ -69,7 +72,7 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
         for one, other in combinations([*outputs, *inside], 2):
             check_apart(one, [other])
         page = given.get("output" if command.__name__ == "report" else "report")
-        if page is not None and page.suffix not in ("", ".html", ".htm"):
+        if page is not None and page.suffix.lower() in DOCUMENTS:
             raise OutputError(f"{page}: the page is HTML; give a name that ends in .html")
         ended: typer.Exit | None = None
         with write_together(outputs, inputs):

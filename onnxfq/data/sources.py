@@ -213,6 +213,10 @@ def _list_visible(files: Iterable[Path], folder: Path) -> list[Path]:
         raise DataError(
             f"folder {folder} changes while it is read: {error.filename} is gone; give a folder of data alone"
         ) from None
+    except OSError as error:
+        raise DataError(
+            f"cannot read {error.filename}: {error.strerror}; give a folder of data alone"
+        ) from None
 
 
 def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> Source:

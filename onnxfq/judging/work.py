@@ -194,7 +194,7 @@ def limit_samples(candidate: Candidate, samples: Sequence[Feed]) -> Sequence[Fee
 def least_samples(candidate: Candidate) -> int:
     """Return how many samples are compared, though their interval is narrow: the tail of few is not seen.
 
-    What stops at the first narrow interval stops before the samples that make most of the noise.
+    A comparison that ended at the first narrow interval would miss the samples with most of the noise.
     """
     return min(REPORTED, max(FEWEST_UNSEEN, Work.of(candidate).proving))
 

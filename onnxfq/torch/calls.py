@@ -6,7 +6,7 @@ the calls: while a plan is made it marks the tensors of the export, and later it
 same calls, so each tensor is treated as it was planned.
 
 Functions that the export writes in several steps are written out the same way, and the calls inside them have
-places too: those of `WRITTEN_OUT`, linear of more than two axes.
+places too: the functions of `WRITTEN_OUT`, and linear of more than two axes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from onnxfq.graph.patterns.logits import JudgedTensors
 def parts_of(*outputs: np.ndarray, **judged: object) -> list[str]:
     """Return the names of the parts of an output `y`."""
     of = JudgedTensors(deciding=("y",), **judged)
-    return [part.name(0, 0) for part in find_columns(of, ["y"], [[one] for one in outputs]).get("y", ())]
+    return [part.name for part in find_columns(of, ["y"], [[one] for one in outputs]).get("y", ())]
 
 
 def values(*shape: int) -> np.ndarray:

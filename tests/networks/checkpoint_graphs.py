@@ -44,8 +44,8 @@ class _Graph:
         return name
 
     def model(self) -> onnx.ModelProto:
-        ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, 4])
-        logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, 4, 16])
+        ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "length"])
+        logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "length", 16])
         graph = helper.make_graph(self.nodes, "decoder", [ids], [logits], self.constants)
         made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
         onnx.checker.check_model(made, full_check=True)
@@ -119,7 +119,7 @@ def noted_graph() -> onnx.ModelProto:
     )
     y = norm(x, "model.norm.weight")
     head = graph.constant("lm_head.weight", state["lm_head.weight"])
-    flat = graph.add("Reshape", [y, graph.constant("rows", np.asarray([4, 32], np.int64))], "flat/out")
+    flat = graph.add("Reshape", [y, graph.constant("rows", np.asarray([-1, 32], np.int64))], "flat/out")
     product = graph.add("Gemm", [flat, head], "product/out", "lm_head", transB=1)
-    graph.add("Reshape", [product, graph.constant("shape", np.asarray([1, 4, 16], np.int64))], "logits")
+    graph.add("Reshape", [product, graph.constant("shape", np.asarray([1, -1, 16], np.int64))], "logits")
     return graph.model()

@@ -198,6 +198,15 @@ def _from_path(path: Path, data: Path | None, in_memory: int) -> tuple[onnx.Mode
     return proto, digest.hexdigest(), str(path)
 
 
+def _read_head(path: Path) -> bytes:
+    """Return the first bytes of a file, for a message; none of a path that no file can have."""
+    try:
+        with open_input(path) as stream:
+            return stream.read(32)
+    except OSError:
+        return b""
+
+
 def _read(path: Path, in_memory: int) -> tuple[onnx.ModelProto, hashlib._Hash]:
     """Return (the model at `path`, its hash); the values of a large model stay in the file."""
     try:
@@ -217,8 +226,7 @@ def _read(path: Path, in_memory: int) -> tuple[onnx.ModelProto, hashlib._Hash]:
     except OSError as fault:
         raise ModelError(f"cannot read {path}: {fault.strerror or fault}; give an .onnx file") from None
     except (google.protobuf.message.DecodeError, ValueError):
-        with open_input(path) as stream:
-            remedy = explain_model(path.suffix, stream.read(32))
+        remedy = explain_model(path.suffix, _read_head(path))
         raise ModelError(f"{path} is not an ONNX file, or it is damaged; {remedy}") from None
 
 

@@ -17,8 +17,8 @@ def find_bias_sum(product: Node, is_fixed: Callable[[Tensor], bool] = is_constan
         product: a node of a float model or of a quantized one.
         is_fixed: tells whether a tensor is computed from constants alone.
     """
-    readers = product.outputs[0].outputs
-    if product.op != "MatMul" or [reader.op for reader in readers] != ["Add"]:
+    readers = product.outputs[0].outputs if product.op == "MatMul" and product.outputs else []
+    if [reader.op for reader in readers] != ["Add"]:
         return None
     (data, weight), (add,) = product.inputs, readers
     biases = [one for one in add.inputs if is_fixed(one)]
