@@ -161,12 +161,12 @@ ROOM_LINES: dict[str, int] = {
     "": 215,  # abbreviations in hints; no room fell
     "calibration": 2433,  # masks that set no range; no room fell
     "checkpoints": 1353,  # bits and groups that no layer has are refused; no room fell
-    "cli": 1929,  # remedies for wrong usage, options given twice; no room fell
-    "data": 1824,  # hints for rows, single samples and tables as labels; no room fell
+    "cli": 1930,  # remedies for wrong usage, options given twice; no room fell
+    "data": 1828,  # hints for rows, single samples and tables as labels; no room fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1498,  # losses in a runtime by output, makers of numbered tensors; remedies fell
     "execution": 1019,  # makers of numbered tensors; no room fell
-    "graph": 4512,  # sums of a product and its bias, makers of numbered tensors; passes fell
+    "graph": 4517,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
     "judging": 1224,  # losses above chance, samples by their cost; remedies fell
     "layers": 930,  # groups that nothing reads have names; no room fell
