@@ -36,7 +36,7 @@ class Proof(Record):
         samples: on which both were compared with the float model, in the order of their digests.
         simulated_db: SQNR of the simulation, of the worst output.
         runtime_db: the same in the runtime.
-        losses: what outputs and their parts surely lose in the runtime, in dB of at least 0, by name.
+        losses: what outputs and their parts surely lose in the runtime, in dB of at least 0, by key.
         opened_db: SQNR as users open the file, where that differs; it decides nothing.
         opened_as: what differs there, such as bf16.
         why: why nothing was tried; empty if the file ran.

@@ -86,10 +86,14 @@ class OutputScore(Record):
         return f"{self.figure} at {self.made_by or repr(self.output)}{part}{others}"
 
     @property
+    def key(self) -> str:
+        """The output and its part, which no other score of a candidate has."""
+        return f"{self.output}, {self.part}" if self.part else self.output
+
+    @property
     def name(self) -> str:
-        """The output and its part, for a table."""
-        name = self.made_by or self.output
-        return f"{name}, {self.part}" if self.part else name
+        """The same for a table, by what makes an inner tensor."""
+        return self.key if not self.made_by else f"{self.made_by}, {self.part}".removesuffix(", ")
 
     @property
     def kind(self) -> str:
@@ -209,7 +213,7 @@ class CandidateScore(Record):
     def lowered(self, losses: Mapping[str, float]) -> CandidateScore:
         """Return the scores where a runtime loses so many dB of outputs and parts by name."""
         outputs, parts = (
-            tuple(one.lowered(losses.get(one.name, 0.0)) for one in scores)
+            tuple(one.lowered(losses.get(one.key, 0.0)) for one in scores)
             for scores in (self.outputs, self.parts)
         )
         return self.model_copy(update={"outputs": outputs, "parts": parts})

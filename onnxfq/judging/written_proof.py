@@ -167,12 +167,12 @@ def _join(release: str, scores: Mapping[str, CandidateScore], samples: int) -> P
     """Return the proof by the scores of a simulation and of the runtime."""
     simulated, computed = scores[_SIMULATED], scores[release]
     difference = "" if simulated.unlike else "; ".join(f"{release}: {line}" for line in computed.unlike)
-    sure = {ran.name: (want, ran) for want, ran in _pair_outputs(simulated, computed) if _is_sure(want, ran)}
+    sure = {ran.key: (want, ran) for want, ran in _pair_outputs(simulated, computed) if _is_sure(want, ran)}
     losses = {name: _lose(*pair) for name, pair in sure.items()}
     worst = max(losses, key=losses.__getitem__, default="")
     if worst and not losses[worst] <= DIFFERENCE_DB:
         meant_db, ran_db = (name_figure(one.sqnr_db) for one in sure[worst])
-        difference = f"{release} computes {ran_db} at {worst!r}, the simulation {meant_db}"
+        difference = f"{release} computes {ran_db} at {sure[worst][1].name!r}, the simulation {meant_db}"
     return Proof(
         runtime=release,
         samples=samples,
@@ -187,8 +187,8 @@ def _pair_outputs(
     simulated: CandidateScore, computed: CandidateScore
 ) -> list[tuple[OutputScore, OutputScore]]:
     """Return the scores of each judging output, in the simulation and in the runtime."""
-    meant = {one.name: one for one in simulated.judging}
-    return [(meant[one.name], one) for one in computed.judging if one.name in meant]
+    meant = {one.key: one for one in simulated.judging}
+    return [(meant[one.key], one) for one in computed.judging if one.key in meant]
 
 
 def _lose(meant: OutputScore, ran: OutputScore) -> float:

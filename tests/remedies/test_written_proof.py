@@ -22,6 +22,7 @@ from builders import build, weights
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data import Feed
+from onnxfq.documents.scores import CandidateScore, OutputScore
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.judging import written_proof
 from onnxfq.remedies import runtime_cure
@@ -332,6 +333,13 @@ def test_a_difference_is_above_chance(spoiled: int, register: Callable[..., None
     assert made.proof.runtime_db < made.proof.simulated_db - written_proof.DIFFERENCE_DB
     assert bool(made.proof.difference) == (spoiled == 16)
     assert (made.evaluation.lowest_db < plain_db) == (spoiled == 16)
+
+
+def test_a_loss_is_of_its_own_tensor() -> None:
+    """Two tensors that one module makes have the same words, and each its own loss."""
+    alike = {"made_by": "Conv of 'head'", "sqnr_db": 30.0, "cosine": 1.0, "largest_error": 0.1}
+    score = CandidateScore(candidate="q", outputs=tuple(OutputScore(output=name, **alike) for name in "ab"))
+    assert [one.sqnr_db for one in score.lowered({"b": 4.0}).outputs] == [30.0, 26.0]
 
 
 def test_the_float_model_alone_may_differ(register: Callable[..., None]) -> None:
