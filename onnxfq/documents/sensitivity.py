@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -177,6 +177,11 @@ class Sensitivity(PrintedRecord, Document):
         known = [share for share in shares if share is not None]
         return sum(known) if len(known) == len(shares) else None
 
+    def with_remedy(self, kept: Sequence[int], **fields: Any) -> Sensitivity:
+        """Return this with the remedy of the groups at the places `kept`; `fields` are of `GroupRemedy`."""
+        remedy = GroupRemedy(kept=tuple(kept), multiplies=self.multiplies(kept), **fields)
+        return self.model_copy(update={"remedy": remedy})
+
     def override(self, kept: Iterable[int], fallback: str | Recipe = FLOAT) -> Override:
         """Return the override of a recipe for the groups at the places `kept`.
 
@@ -198,7 +203,12 @@ class Sensitivity(PrintedRecord, Document):
             recipe = fallback.model_dump(mode="json")
             return some(activations=recipe["activations"], weights=recipe["weights"])
         wide: dict[str, Any] = {"qtype": fallback}
-        return some(activations=wide, weights=wide if qtype_by_name(fallback).is_float else {})
+        # By tensor, for all that read it: a node would ask this of its output too, which another group reads.
+        return Override(
+            tensors=tuple(name for group in groups for name in group.tensors),
+            activations=wide,
+            weights=wide if qtype_by_name(fallback).is_float else {},
+        )
 
     def float_overrides(self, kept: Iterable[int]) -> tuple[Override, ...]:
         """Return overrides for the groups at the places `kept` in float, each with its figure as reason."""

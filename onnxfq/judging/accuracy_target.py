@@ -22,7 +22,7 @@ from onnxfq.errors import DataError, ModelError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.judging.samples import split_samples
-from onnxfq.judging.task_metric import Runs, TaskMetric
+from onnxfq.judging.task_metric import Run, TaskMetric
 from onnxfq.layers.quantizer_toggles import QuantizerToggles
 from onnxfq.metrics import Metric, check_labels
 from onnxfq.numerics.intervals import largest_drop
@@ -188,11 +188,11 @@ class MetricAim:
             )
         return task.measure_float(0), task.measure_float(1)
 
-    def choose(self, board: Runs, state: State) -> float:
+    def choose(self, board: QuantizerToggles, state: State) -> float:
         """Return the metric on the half that chooses, less the float model's."""
-        return self._rise(board, state, 0)
+        return self._rise(board.set(state), 0)
 
-    def prove(self, board: Runs, state: State, halves: Sequence[int] = (1,)) -> PromiseProof:
+    def prove(self, run: Run, halves: Sequence[int] = (1,)) -> PromiseProof:
         """Return the metric on the half that proves, or on both for a model that none has chosen.
 
         It is less by the float model's. The largest drop of top-1 in the interval decides, or the mean of
@@ -200,13 +200,11 @@ class MetricAim:
         """
         task = self._task
         if not task.is_top1:
-            rise = sum(self._rise(board, state, half) for half in halves) / len(halves)
+            rise = sum(self._rise(run, half) for half in halves) / len(halves)
             before = sum(self._float[half] for half in halves) / len(halves)
             count = sum(map(task.count_samples, halves))
             return PromiseProof(rise, f"{rise:.4g} (no interval)", self._answer(before, rise, None, count))
-        worse, better, rows, right = map(
-            sum, zip(*(task.compare_rows(board, state, h) for h in halves), strict=True)
-        )
+        worse, better, rows, right = map(sum, zip(*(task.compare_rows(run, h) for h in halves), strict=True))
         rise, low = (100 * points / max(rows, 1) for points in (better - worse, -largest_drop(worse, better)))
         kept = self.wanted if abs(low - self.wanted) < 100 * _ROUNDING else low
         ends = (-100 * largest_drop(better, worse) / max(rows, 1) + 0.0, -low + 0.0)
@@ -228,9 +226,9 @@ class MetricAim:
             samples=count,
         )
 
-    def _rise(self, board: Runs, state: State, half: int) -> float:
+    def _rise(self, run: Run, half: int) -> float:
         before = self._float[half]
-        rise = self._task.measure(board, state, half) - before
+        rise = self._task.measure(run, half) - before
         return rise if abs(rise - self.wanted) > _ROUNDING * abs(before) else self.wanted
 
 

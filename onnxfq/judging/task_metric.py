@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ from onnxfq.data.labels import (
     refuse_label_count,
 )
 from onnxfq.errors import DataError
-from onnxfq.execution.toggled_segments import State
 from onnxfq.layers.quantizer_toggles import QuantizerToggles
 from onnxfq.metrics import Metric, raise_metric, read_value
 from onnxfq.stages.inputs import QuantizeSession
@@ -35,11 +34,8 @@ Outputs = Mapping[str, NDArray[Any]]
 log = logging.getLogger(__name__)
 
 
-class Runs(Protocol):
-    """A model with switches, or in the runtime of its target."""
-
-    def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield the outputs by name for each feed."""
+Run = Callable[[Iterable[Feed]], Iterator[Feed]]
+"""A model with a state of its switches, or in the runtime of its target: outputs by name for each feed."""
 
 
 class TaskMetric:
@@ -121,7 +117,7 @@ class TaskMetric:
         """Return the rows of the first output that each sample has, and log what is odd in their labels."""
         board = self._board
         classes = RightClasses(labels, board.results[0])
-        rows = [classes.add(made[classes.output]).size for made in board.run(feeds, board.nothing)]
+        rows = [classes.add(made[classes.output]).size for made in self._run_float(feeds)]
         if classes.rows < labels.size and not self._limited:
             raise refuse_label_count(labels, str(classes.rows), classes.output)
         for note in classes.notes():
@@ -145,30 +141,33 @@ class TaskMetric:
     def measure_float(self, half: int) -> float:
         """Return the value of the float model on one half of the data, 0 or 1, which is measured once."""
         if half not in self._float:
-            self._float[half] = self.measure(self._board, self._board.nothing, half)
+            self._float[half] = self.measure(self._run_float, half)
         return self._float[half]
 
-    def measure(self, board: Runs, state: State, half: int) -> float:
-        """Return the value of a state of `board` on one half of the data, 0 or 1.
+    def _run_float(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
+        return self._board.run(feeds, self._board.nothing)
+
+    def measure(self, run: Run, half: int) -> float:
+        """Return the value of a model on one half of the data, 0 or 1.
 
         Raises DataError if the metric fails or returns no finite number.
         """
         part, truth = self._read_half(half)
         with faults_of(self.name):
-            value = self._metric(map(read_only, board.run(part, state)), truth)
+            value = self._metric(map(read_only, run(part)), truth)
             return read_value(value, self.name)
 
-    def compare_rows(self, board: Runs, state: State, half: int) -> tuple[int, int, int, int]:
-        """Return the rows of a half: right in float alone, in `state` alone, all, right in float."""
+    def compare_rows(self, run: Run, half: int) -> tuple[int, int, int, int]:
+        """Return the rows of a half: right in float alone, in the model alone, all, right in float."""
         if half not in self._right:
-            self._right[half] = self._find_right(self._board, self._board.nothing, half)
-        before, after = self._right[half], self._find_right(board, state, half)
+            self._right[half] = self._find_right(self._run_float, half)
+        before, after = self._right[half], self._find_right(run, half)
         return int((before & ~after).sum()), int((after & ~before).sum()), before.size, int(before.sum())
 
-    def _find_right(self, board: Runs, state: State, half: int) -> NDArray[np.bool_]:
+    def _find_right(self, run: Run, half: int) -> NDArray[np.bool_]:
         """Return which labelled rows of one half have the largest element at the label."""
         part, truth = self._read_half(half)
-        firsts = (next(iter(made.items())) for made in board.run(part, state))
+        firsts = (next(iter(made.items())) for made in run(part))
         found = [predict_classes(array, name) for name, array in firsts]
         return np.asarray(np.concatenate(found or [truth[:0]]) == truth, np.bool_)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,16 @@ class QuantizerToggles:
             for tensors in find_connected(layers, links)
         ]
 
+    def reading(self, nodes: Iterable[str], tensors: Iterable[str]) -> LayerGroup:
+        """Return the group of `tensors` and of what `nodes` read, as far as it is quantized."""
+        readers, named = set(nodes), set(tensors)
+        found = [
+            p.tensor
+            for p in self.plan.placements
+            if p.tensor in named or not readers.isdisjoint(use.node for use in p.uses)
+        ]
+        return LayerGroup(tuple(found), tuple(readers), tuple(self._switches[tensor] for tensor in found))
+
     def single(self, tensors: Iterable[str]) -> list[LayerGroup]:
         """Return a group for each tensor alone."""
         return [LayerGroup((tensor,), (), (self._switches[tensor],)) for tensor in tensors]
@@ -174,6 +184,10 @@ class QuantizerToggles:
     def nothing(self) -> State:
         """The state with everything in float."""
         return self.enable([])
+
+    def set(self, state: State) -> Callable[[Iterable[Feed]], Iterator[dict[str, NDArray[Any]]]]:
+        """Return `run` with a state of the switches."""
+        return partial(self.run, state=state)
 
     def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the outputs of the model by name for each feed, with few feeds at a time in memory."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from onnxfq.choices import RANKING_FEEDS
+from onnxfq.data import Feed
 from onnxfq.data.stream import StreamSamples, count_runs
-from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.promise import Promised
 from onnxfq.documents.scores import LASTING
-from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
-from onnxfq.errors import RecipeError
+from onnxfq.documents.sensitivity import FLOAT, Sensitivity
+from onnxfq.errors import ModelError, RecipeError
 from onnxfq.execution.toggled_segments import count_segments
 from onnxfq.graph.model import Model
 from onnxfq.judging.accuracy_target import AccuracyTarget, Aim, MetricAim, PromiseProof, SqnrAim, open_aim
@@ -22,9 +26,10 @@ from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.windows import WINDOW
 from onnxfq.remedies.forms import build_forms
+from onnxfq.remedies.mixes import Mixes, open_search
 from onnxfq.remedies.runtime_cure import cure_promised, prove_candidate
-from onnxfq.remedies.runtime_proof import RuntimeModel, name_runtime, open_in_runtime
-from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
+from onnxfq.remedies.runtime_proof import name_runtime, open_in_runtime
+from onnxfq.remedies.sensitivity import MEASURED, rank_groups
 from onnxfq.remedies.widen_activations import explain_fixed_formats
 from onnxfq.remedies.widen_sums import list_wider
 from onnxfq.support.clock import Clock
@@ -32,22 +37,7 @@ from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import target_by_name
 
 PRICE_PER_DB = 0.01
-"""Share of the time that PROTECT may leave in float for each dB that the outputs lack."""
-
-WORTHWHILE_DB = 3.0
-"""Gain in dB for which groups stay in float although the wanted SQNR is not reached: half of the noise."""
-
-NEARLY_DB = 0.5
-"""Loss in dB against all groups that may stay in float, for which some of them are quantized nevertheless."""
-
-TRIED = 6
-"""Numbers of groups in float that are measured on the samples that choose, as on yolox and a MobileNetV3."""
-
-OFFERED = 4
-"""Factor from one number of groups to the next where a format is only offered; where it is given, 2."""
-
-_ROUNDS = 16
-"""Attempts, each with more groups, before the target counts as broken."""
+"""Share of the time that a dB of the outputs is worth: layers that PROTECT leaves in float gain more."""
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
@@ -69,8 +59,7 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
 def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with a wide format, or float, for the groups that cost its outputs most.
 
-    The cheapest groups that restore the wanted SQNR stay in float, up to PRICE_PER_DB for each missing dB. If
-    these are not enough, the fewest stay that gain WORTHWHILE_DB, and NEARLY_DB less than all of them. With a
+    Groups stay in float as long as they gain a dB for less than PRICE_PER_DB, up to the wanted SQNR. With a
     wide format, float comes only if the outputs are still low.
     """
     toggles = candidate.open_toggles(judge.options)
@@ -83,13 +72,13 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     is_cut = isinstance(judge.choosing, StreamSamples) and count == 1
     ranking = rank_groups(toggles, feeds, candidate.recipe)
     if judge.wide != FLOAT:
-        widened = _widen_layers(candidate, judge, ranking, judge.wide)
+        widened = _widen_layers(candidate, judge, ranking, feeds, judge.wide)
         if widened is not None:
             return widened
         if judge.explain_sound(candidate):
             return Refusal(f"no layer gains enough in {judge.wide}")
     verdict = _leave_in_float(candidate, judge, toggles, ranking)
-    offer = _offer_format(candidate, judge, ranking)
+    offer = _offer_format(candidate, judge, ranking, feeds)
     cut = [f"layers were ranked by {WINDOW} feeds in a row: whole recordings are beyond the budget"]
     return verdict._replace(details=[*verdict.details, *(cut if is_cut else ()), *offer])
 
@@ -99,73 +88,59 @@ def _leave_in_float(
 ) -> Proposal | Refusal:
     assert judge.least is not None
     aim = SqnrAim(judge.least, judge.choosing, judge.choosing)
-    chosen_db = aim.choose(toggles, toggles.everything)
-    affordable = _affordable(ranking, PRICE_PER_DB * max(judge.least - chosen_db, 0.0))
-    known = {0: chosen_db}
-    names = {ranking.groups[at].tensors for at in affordable}
-    everything = [group for group in toggles.groups if group.tensors in names]
-    most_db = aim.choose(toggles, toggles.enable(everything, on=False))
-    enough_db = round(max(chosen_db + WORTHWHILE_DB, most_db - NEARLY_DB), 2)  # as it is printed
-    for wanted in (judge.least, enough_db):
-        aim.wanted = wanted
-        count = next_count(0, len(affordable)) if chosen_db >= wanted else 0
-        choice = find_remedy(
-            toggles, ranking, aim, least=count, among=affordable, known=known, fallback=FLOAT
-        )
-        assert choice.remedy is not None
-        if choice.remedy.is_kept and choice.remedy.kept:
-            made = candidate.with_overrides(ranking.float_overrides(choice.remedy.kept), None, judge.options)
-            return Proposal(made, choice.remedy_lines(), choice, is_sure=True)
-    none = GroupRemedy(measure=aim.measure, wanted=judge.least, reached=chosen_db, before=chosen_db, kept=())
-    choice = ranking.model_copy(update={"remedy": none})
-    return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
-
-
-def _widen_layers(
-    candidate: Candidate, judge: Judge, ranking: Sensitivity, qtype: str, step: int = 2
-) -> Proposal | None:
-    """Return the candidate with `qtype` for the fewest groups of most noise that gain all that it can gain.
-
-    Numbers of groups are tried from 1 on, each `step` times the one before. None if all gain too little on
-    the samples that choose.
-    """
-    (before_db,) = judge.choose([candidate])
-    order, count = range(len(ranking.groups)), 1
-    found: list[tuple[float, int, Candidate]] = []
-    while count <= len(order):
-        runs = judge.work.calibrate * count / len(order)  # the ranges of all others are known
-        if found and judge.budget.explain_refusal(runs + judge.compare_choosing(1)):
-            break
-        judge.budget.spend(runs)
-        made = candidate.with_overrides((ranking.override(order[:count], qtype),), None, judge.options)
-        found.append((judge.choose([made])[0], count, made))
-        count *= step
-    best_db = max(score_db for score_db, *_ in found)
-    score_db, count, made = next(one for one in found if explain_gain(one[0], best_db))
-    if explain_gain(before_db, score_db):
-        return None
-    remedy = GroupRemedy(
-        measure=SqnrAim.measure,
-        wanted=before_db,
-        reached=score_db,
-        before=before_db,
-        kept=tuple(order[:count]),
-        multiplies=ranking.multiplies(order[:count]),
-        fallback=qtype,
-    )
-    choice = ranking.model_copy(update={"remedy": remedy})
+    before_db = reached_db = aim.choose(toggles, toggles.everything)
+    lack = max(judge.least - before_db, 0.0)
+    enough = 10 ** (-(ranking.sqnr_db + lack) / 10)
+    mixes = Mixes.in_float(ranking)
+    places = mixes.list_places(mixes.find_worthwhile(PRICE_PER_DB, lack * PRICE_PER_DB, enough))
+    if places:
+        groups = [toggles.reading((), ranking.groups[at].tensors) for at in places]
+        reached_db = aim.choose(toggles, toggles.enable(groups, on=False))
+    fields = {"measure": aim.measure, "wanted": judge.least, "before": before_db}
+    if explain_gain(before_db, reached_db):
+        choice = ranking.with_remedy([], **fields, reached=before_db)
+        return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
+    choice = ranking.with_remedy(places, **fields, reached=reached_db)
+    made = candidate.with_overrides(ranking.float_overrides(places), None, judge.options)
     return Proposal(made, choice.remedy_lines(), choice, is_sure=True)
 
 
-def _offer_format(candidate: Candidate, judge: Judge, ranking: Sensitivity) -> list[str]:
+def _widen_layers(
+    candidate: Candidate, judge: Judge, ranking: Sensitivity, feeds: Sequence[Feed], qtype: str
+) -> Proposal | None:
+    """Return the candidate with `qtype` for the fewest groups that gain all that it can gain.
+
+    None if they gain too little on the samples that choose.
+    """
+    judge.budget.spend(judge.work.calibrate + _runs(candidate, judge, len(feeds)))
+    mixes = Mixes.measure(candidate, judge, ranking, feeds, qtype)
+    choices = dict.fromkeys((mixes.find_fewest(), int(mixes.predicted.argmin())))
+    tried = [places for places in map(mixes.list_places, choices) if places]
+    made = [mixes.apply(candidate, judge, places) for places in tried]
+    before_db, *scores_db = judge.choose([candidate, *made])
+    best_db = max(scores_db, default=-math.inf)
+    if explain_gain(before_db, best_db):
+        return None
+    places, made_one, score_db = next(
+        one for one in zip(tried, made, scores_db, strict=True) if explain_gain(one[2], best_db)
+    )
+    choice = ranking.with_remedy(
+        places, measure=SqnrAim.measure, wanted=before_db, before=before_db, reached=score_db, fallback=qtype
+    )
+    return Proposal(made_one, choice.remedy_lines(), choice, is_sure=True)
+
+
+def _offer_format(
+    candidate: Candidate, judge: Judge, ranking: Sensitivity, feeds: Sequence[Feed]
+) -> list[str]:
     """Return a line with the gain of WIDE_FORMAT where the target has it on some GPUs and nobody chose."""
     least = target_by_name(candidate.recipe.target).capabilities.get(WIDE_FORMAT)
     scheme = candidate.recipe.activations
     if least is None or judge.wide != FLOAT or scheme is None or scheme.qtype.is_float:
         return []
-    if judge.budget.explain_refusal(2 * judge.compare_choosing(1)):
+    if judge.budget.explain_refusal(_runs(candidate, judge, len(feeds)) + 2 * judge.compare_choosing(1)):
         return []
-    widened = _widen_layers(candidate, judge, ranking, WIDE_FORMAT, OFFERED)
+    widened = _widen_layers(candidate, judge, ranking, feeds, WIDE_FORMAT)
     if widened is None:
         return []
     assert isinstance(widened.evidence, Sensitivity) and widened.evidence.remedy is not None
@@ -192,6 +167,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     if target.weight_bits is None:
         candidate = cure_promised(judge, candidate)
     session, toggles = candidate.session, candidate.open_toggles(options)
+    feeds = first_feeds(session.kept, RANKING_FEEDS)
     if target.weight_bits is not None:
         return _widen_weights(candidate, judge, toggles, target)
     task = None
@@ -199,11 +175,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         task = TaskMetric(target.metric, target.labels, toggles, session, options.data.limit is not None)
     aim = open_aim(target, session.kept, task, session.judged)
     aim.measure += name_runtime(candidate)
-    written = None if task is None else open_in_runtime(candidate, judge)
-    chosen = _choose(aim, toggles, written)
     proven = best = _prove(aim, judge, candidate, toggles)
-    if isinstance(aim, SqnrAim) and chosen < best.value:
-        best = PromiseProof(chosen, f"{chosen:.4g} on the samples that choose,")
     if best.value >= aim.wanted:
         return Refusal(f"{best.text} {aim.measure} without it", is_needed=False, answer=best.answer)
     for wider in () if explain_fixed_formats(candidate, judge) else list_wider(candidate, judge):
@@ -220,43 +192,37 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             f"reached, and all activations take {target.fallback} or none; ask for less, or leave out "
             "--fallback"
         )
-    ranking = rank_groups(toggles, first_feeds(session.kept, RANKING_FEEDS), candidate.recipe)
-    most, known, last = len(ranking.groups), {0: chosen}, candidate
-    count = next_count(0, most) if chosen >= aim.wanted else 0  # the part that proves alone may lack it
-    wanted = aim.wanted
-
-    def find(least: int) -> GroupRemedy:
-        found = find_remedy(toggles, ranking, aim, least=least, known=known, fallback=target.fallback).remedy
-        assert found is not None
-        return found
-
-    for _ in range(_ROUNDS):
-        remedy = find(count)
-        if len(remedy.kept) == most and aim.wanted > wanted:  # nothing has that lead: half of the rest
-            aim.wanted = wanted
-            remedy = find((count + most) // 2)
-        count = len(remedy.kept)
-        if not count or (count == most and target.fallback == FLOAT):
+    ranking, last, count = rank_groups(toggles, feeds, candidate.recipe), candidate, 0
+    mixes = Mixes.measure(candidate, judge, ranking, feeds, target.fallback)
+    search, reached = open_search(mixes, aim), proven.value
+    while places := search.choose(reached):
+        count = len(places)
+        if isinstance(aim, MetricAim) and not _is_chosen(aim, toggles, ranking, places):
+            continue
+        try:
+            last = mixes.apply(candidate, judge, places)
+        except ModelError:  # nothing is left to quantize
             break
-        choice = ranking.model_copy(update={"remedy": remedy})
-        made = last = candidate.with_overrides(_overrides(choice), judge.sources.encodings, options)
-        proof = _prove(aim, judge, made)
-        if proof.value >= wanted:
-            changes = {"wanted": wanted, "before": proven.value, "reached": proof.value}
-            choice = ranking.model_copy(update={"remedy": remedy.model_copy(update=changes)})
-            return Proposal(made, choice.remedy_lines(), choice, answer=proof.answer)
-        best = max(best, proof, key=lambda one: one.value)
-        if count == most:
-            break
-        lead = known[count] - proof.value
-        if math.isfinite(lead):  # what chooses is better than the promise, as it is better than what proves
-            aim.wanted = max(aim.wanted, wanted + lead / 2)
-        count = next_count(count, most)
+        proof = _prove(aim, judge, last)
+        if proof.value >= aim.wanted:
+            fields = {"measure": aim.measure, "wanted": aim.wanted, "fallback": target.fallback}
+            choice = ranking.with_remedy(places, **fields, before=proven.value, reached=proof.value)
+            return Proposal(last, choice.remedy_lines(), choice, answer=proof.answer)
+        best, reached = max(best, proof, key=lambda one: one.value), proof.value
     raise RecipeError(
-        f"recipe {candidate.recipe.name} cannot keep {wanted:g} {aim.measure}: {best.text} was "
-        f"reached{_explain_drift(aim, judge, last)}, and the next step would change {count} of {most} groups "
-        "of layers; ask for less, take a recipe with wider formats, or give more data"
+        f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best.text} was "
+        f"reached{_explain_drift(aim, judge, last)}, and the last step changes {count} of "
+        f"{len(ranking.groups)} groups of layers; ask for less, take a recipe with wider formats, or give "
+        "more data"
     )
+
+
+def _is_chosen(
+    aim: MetricAim, toggles: QuantizerToggles, ranking: Sensitivity, places: Sequence[int]
+) -> bool:
+    """Tell whether the half that chooses keeps the metric with the groups at `places` in float."""
+    groups = [toggles.reading((), ranking.groups[at].tensors) for at in places]
+    return aim.choose(toggles, toggles.enable(groups, on=False)) >= aim.wanted
 
 
 def _explain_drift(aim: Aim, judge: Judge, candidate: Candidate) -> str:
@@ -265,21 +231,6 @@ def _explain_drift(aim: Aim, judge: Judge, candidate: Candidate) -> str:
     if worst is None:
         return ""
     return f", by its growth over {LASTING} times the longest recording: {worst.output!r} {worst.drift}"
-
-
-def _overrides(choice: Sensitivity) -> tuple[Override, ...]:
-    remedy = choice.remedy
-    assert remedy is not None
-    if remedy.fallback == FLOAT:
-        return choice.float_overrides(remedy.kept)
-    return (choice.override(remedy.kept, RECIPES.get(remedy.fallback, remedy.fallback)),)
-
-
-def _choose(aim: Aim, toggles: QuantizerToggles, written: RuntimeModel | None) -> float:
-    """Return the value with all quantizers on the part of the data that chooses."""
-    if isinstance(aim, MetricAim) and written is not None:
-        return aim.choose(written, toggles.everything)
-    return aim.choose(toggles, toggles.everything)
 
 
 def _prove(
@@ -296,16 +247,22 @@ def _prove(
         proof = prove_candidate(judge, candidate, build_forms(candidate, judge.options, Clock()))
         if proof.runtime_db == -math.inf:
             return PromiseProof(-math.inf, proof.difference)
-        return judge.prove_promise(candidate, proof.losses)
+        chosen_db = judge.score([candidate], aim.choosing)[0]
+        chosen = PromiseProof(chosen_db, f"{chosen_db:.4g} on the samples that choose,")
+        return min(judge.prove_promise(candidate, proof.losses), chosen, key=lambda one: one.value)
     assert isinstance(aim, MetricAim)
-    written = open_in_runtime(candidate, judge)
-    halves = (1,) if toggles is None else (0, 1)
-    toggles = toggles or candidate.open_toggles(judge.options)
-    return aim.prove(written or toggles, toggles.everything, halves)
+    run = open_in_runtime(candidate, judge)
+    if run is None:
+        board = toggles or candidate.open_toggles(judge.options)
+        run = board.set(board.everything)
+    return aim.prove(run, (1,) if toggles is None else (0, 1))
 
 
 def _widen_weights(
-    candidate: Candidate, judge: Judge, toggles: QuantizerToggles, target: AccuracyTarget
+    candidate: Candidate,
+    judge: Judge,
+    toggles: QuantizerToggles,
+    target: AccuracyTarget,
 ) -> Proposal:
     """Return the candidate with wider formats for the groups that gain most for their bits, as many as fit.
 
@@ -328,29 +285,22 @@ def _widen_weights(
         sum(n * max(0, wide - bits) for n, bits in (sizes.get(name, (0, wide)) for name in group.tensors))
         for group in ranking.groups
     ]
-    places: list[int] = []
-    for at in sorted(range(len(added)), key=lambda at: -ranking.groups[at].noise / max(added[at], 1)):
-        if added[at] and used + added[at] <= limit * total:
-            places, used = [*places, at], used + added[at]
-    made = candidate
-    if places:
-        made = candidate.with_overrides(
-            (ranking.override(places, RECIPES.get(fallback, fallback)),),
-            judge.sources.encodings,
-            judge.options,
-        )
-    remedy = GroupRemedy(
+    mixes = Mixes.measure(candidate, judge, ranking, feeds, fallback)
+    mixes = replace(mixes, costs=np.array(added, np.float64))
+    places = [at for at in mixes.list_places(mixes.find_best(limit * total - used)) if added[at]]
+    made = mixes.apply(candidate, judge, places) if places else candidate
+    before_db, reached_db = judge.score([candidate, made], aim.proving)
+    bits = (used + sum(added[at] for at in places)) / total
+    choice = ranking.with_remedy(
+        places,
         measure=aim.measure,
         wanted=0.0,
-        reached=judge.score([made], aim.proving)[0],
-        before=judge.score([candidate], aim.proving)[0],
-        kept=tuple(places),
-        multiplies=ranking.multiplies(places),
+        before=before_db,
+        reached=reached_db,
         fallback=fallback,
-        weight_bits=used / total,
+        weight_bits=bits,
     )
-    choice = ranking.model_copy(update={"remedy": remedy})
-    answer = Promised(measure="bits of a weight", allowed=limit, value=used / total, samples=0)
+    answer = Promised(measure="bits of a weight", allowed=limit, value=bits, samples=0)
     return Proposal(made, choice.remedy_lines(), choice, answer=answer)
 
 
@@ -358,17 +308,6 @@ def _weight_sizes(model: Model, plan: Plan) -> dict[str, tuple[int, int]]:
     """Return the number of elements and the bits of each by quantized weight."""
     counts = {name: math.prod(t.dims) for name, t in model.constants.items()}
     return {p.tensor: (counts[p.tensor], p.spec.qtype.bits) for p in plan.weights if p.tensor in counts}
-
-
-def _affordable(ranking: Sensitivity, most: float) -> list[int]:
-    """Return groups that together cost at most `most` of the time, the best for its price first."""
-    taken: list[int] = []
-    spent = 0.0
-    for at in ranking.by_gain():
-        cost = ranking.groups[at].price
-        if spent + cost <= most:
-            taken, spent = [*taken, at], spent + cost
-    return taken
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
@@ -384,7 +323,7 @@ def _runs(candidate: Candidate, judge: Judge, feeds: int) -> float:
     segments = 1 if isinstance(choosing, StreamSamples) else count_segments(len(plan.placements))
     runs = groups * (segments + 1) / (2 * segments) + 1 + MEASURED  # if segments cost the same
     ranking = count_runs(first_feeds(choosing, feeds)) if choosing else 0
-    whole = runs * ranking + TRIED * count_runs(choosing)
+    whole = runs * ranking + 2 * count_runs(choosing)
     return 4 * work.opening + whole * work.quantized
 
 

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
-
-from onnxfq.data import Feed
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.execution.toggled_segments import State
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge
+from onnxfq.judging.task_metric import Run
 from onnxfq.remedies.forms import build_forms
 from onnxfq.support.clock import Clock
-from onnxfq.targets.target import Values, target_by_name
+from onnxfq.targets.target import target_by_name
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RuntimeModel:
-    """A quantized model in the runtime of its target, for metrics in place of switched quantizers.
-
-    Attributes:
-        compute: returns the outputs of a feed.
-    """
-
-    compute: Callable[[Feed], Values]
-
-    def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield the outputs for each feed; its quantizers have one state only."""
-        return map(dict, map(self.compute, feeds))
 
 
 def name_runtime(candidate: Candidate) -> str:
@@ -48,7 +27,7 @@ def name_runtime(candidate: Candidate) -> str:
     return "" if target.values is None else f" in {target.name}"
 
 
-def open_in_runtime(candidate: Candidate, judge: Judge) -> RuntimeModel | None:
+def open_in_runtime(candidate: Candidate, judge: Judge) -> Run | None:
     """Return the written form of `candidate` in the runtime of its target; None where nothing here has it."""
     target = target_by_name(candidate.recipe.target)
     if target.values is None:
@@ -56,6 +35,7 @@ def open_in_runtime(candidate: Candidate, judge: Judge) -> RuntimeModel | None:
     with weights_stored_in(candidate.session.scratch):
         proto = build_forms(candidate, judge.options, Clock()).qdq
         try:
-            return RuntimeModel(target.values(proto, judge.options.threads))
+            compute = target.values(proto, judge.options.threads)
         except RuntimeLibraryError:
             return None
+    return lambda feeds: map(dict, map(compute, feeds))

@@ -6,8 +6,7 @@ layer quantized alone finds both. Squared errors and signals are summed over sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -17,7 +16,7 @@ from onnxfq.choices import CHANNEL_FEEDS, DEFAULT_RECIPE, LOW_SQNR_DB, RANKING_F
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.sensitivity import GroupNoise, GroupRemedy, MetricValues, Sensitivity
+from onnxfq.documents.sensitivity import GroupNoise, MetricValues, Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.interchange.genai_folder import open_folders
@@ -30,6 +29,7 @@ from onnxfq.layers.layer_costs import measure_costs
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.metrics import Metric, check_labels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
+from onnxfq.remedies.mixes import Mixes, open_search
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions, shows_progress
@@ -98,9 +98,7 @@ def sensitivity(
     ranked = ranked.model_copy(update={"channels": channels})
     if accuracy is None:
         return ranked
-    return find_remedy(
-        board, ranked, open_aim(accuracy, session.kept, task, board.judged), fallback=accuracy.fallback
-    )
+    return find_remedy(board, ranked, open_aim(accuracy, session.kept, task, board.judged), accuracy.fallback)
 
 
 def rank_groups(
@@ -134,9 +132,8 @@ def rank_groups(
     done = total - len(worst) * len(feeds)
     rest = dict(zip(worst, board.noise(feeds, without, lambda more: tell(done + more)), strict=True))
     costs = measure_costs(board.proto, board.plan, feeds[0])
-    task_rest = (
-        {} if task is None else {at: task.measure(board, s, 0) for at, s in zip(worst, without, strict=True)}
-    )
+    alike = zip(worst, without, strict=True)
+    task_rest = {} if task is None else {at: task.measure(board.set(one), 0) for at, one in alike}
     prices = costs.prices(groups)
     made = tuple(
         GroupNoise(
@@ -174,105 +171,26 @@ def _measure_metric(
     reference = task.measure_float(0)
     found: list[float] = []
     for state in states:
-        found.append(task.measure(board, state, 0))
+        found.append(task.measure(board.set(state), 0))
         tell(len(found))
     whole, *alone = found
     chance = max([0.0, *(value - reference for value in alone)])
     return MetricValues(name=task.name, reference=reference, quantized=whole, chance=chance), [*alone]
 
 
-def find_remedy(
-    board: QuantizerToggles,
-    ranked: Sensitivity,
-    aim: Aim,
-    *,
-    least: int = 0,
-    among: Sequence[int] | None = None,
-    known: dict[int, float] | None = None,
-    fallback: str,
-) -> Sensitivity:
-    """Return `ranked` with the cheapest of its groups in float that reach what `aim` wants.
-
-    Groups are taken by their noise for their price. For an SQNR the sum of the noises predicts the number;
-    measurements of twice as many, then by halves, find it. A metric is measured for one number after another.
-    Gains are not monotone: a smaller number that was not measured may do as well.
+def find_remedy(board: QuantizerToggles, ranked: Sensitivity, aim: Aim, fallback: str) -> Sensitivity:
+    """Return `ranked` with the cheapest of its groups in float that reach what `aim` wants, or the last ones.
 
     Args:
         board: the session.
         ranked: the groups and their noise.
         aim: what is measured, on the part of the data that chooses.
-        least: number of groups that are not quantized in any case.
-        among: groups that may be left in float, in this order; None for all.
-        known: values by number of groups, for calls with the same groups and data; it is filled.
         fallback: see `AccuracyTarget`; noted in the remedy.
     """
-    by_tensors = {group.tensors: group for group in board.groups}
-    order = ranked.by_gain(by_metric=aim.noise_limit is None) if among is None else list(among)
-    groups = [by_tensors[ranked.groups[at].tensors] for at in order]
-    known = {} if known is None else known
-
-    def measure(count: int) -> float:
-        if count not in known:
-            known[count] = aim.choose(board, board.enable(groups[:count], on=False))
-        return known[count]
-
-    count = least
-    if measure(count) < aim.wanted:
-        if aim.noise_limit is None:
-            count = _scan(measure, aim.wanted, least, len(groups))
-        else:
-            guess = max(least + 1, _first_guess(ranked, order, aim.noise_limit))
-            count = _search(measure, aim.wanted, least, guess, len(groups))
-    kept = tuple(order[:count])
-    remedy = GroupRemedy(
-        measure=aim.measure,
-        wanted=aim.wanted,
-        reached=measure(count),
-        before=measure(0),
-        kept=kept,
-        multiplies=ranked.multiplies(kept),
-        fallback=fallback,
-    )
-    return ranked.model_copy(update={"remedy": remedy})
-
-
-def next_count(count: int, most: int) -> int:
-    """Return the next number of groups to try: one more, or a quarter more of many."""
-    return min(most, count + max(1, count // 4))
-
-
-def _scan(measure: Callable[[int], float], wanted: float, low: int, most: int) -> int:
-    """Return the first number above `low` that reaches `wanted`, or `most`.
-
-    The metric of a task moves up and down with single samples, and halving would miss small numbers.
-    """
-    count = next_count(low, most)
-    while count < most and measure(count) < wanted:
-        count = next_count(count, most)
-    return count
-
-
-def _first_guess(ranked: Sensitivity, order: Sequence[int], limit: float) -> int:
-    """Return the number of groups after which the sum of the noises of the rest predicts at most `limit`."""
-    total = sum(group.noise for group in ranked.groups)
-    if not total:
-        return 1
-    taken = accumulate(ranked.groups[at].noise for at in order)
-    enough = (number for number, noise in enumerate(taken, 1) if ranked.noise * (1 - noise / total) <= limit)
-    return next(enough, len(order))
-
-
-def _search(measure: Callable[[int], float], wanted: float, low: int, count: int, most: int) -> int:
-    """Return a number above `low`, up to `most`, for which `measure` reaches `wanted`.
-
-    It begins at `count`, doubles and then halves. `most` is returned if nothing reaches it.
-    """
-    count = min(count, most)
-    while count < most and measure(count) < wanted:
-        low, count = count, min(most, max(count + 1, 2 * count))
-    if count == most and measure(count) < wanted:
-        return count
-    while count - low > 1:
-        middle = (low + count) // 2
-        low, count = (middle, count) if measure(middle) < wanted else (low, middle)
-    return count
+    before = reached = aim.choose(board, board.everything)
+    search, kept = open_search(Mixes.in_float(ranked), aim, by_metric=True), list[int]()
+    while reached < aim.wanted and (places := search.choose(reached)):
+        groups = [board.reading((), ranked.groups[at].tensors) for at in places]
+        kept, reached = places, aim.choose(board, board.enable(groups, on=False))
+    fields = {"measure": aim.measure, "wanted": aim.wanted, "before": before, "reached": reached}
+    return ranked.with_remedy(kept, **fields, fallback=fallback)
