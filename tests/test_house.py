@@ -164,7 +164,7 @@ ROOM_LINES: dict[str, int] = {
     "cli": 1930,  # remedies for wrong usage, options given twice; no room fell
     "data": 1828,  # hints for rows, single samples and tables as labels; no room fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1503,  # remedies of mixes; remedies fell
+    "documents": 1507,  # formats by tensor; remedies fell
     "execution": 1019,  # makers of numbered tensors; no room fell
     "graph": 4517,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
@@ -176,7 +176,7 @@ ROOM_LINES: dict[str, int] = {
     "placement": 1558,  # products of layers without a graph; torch fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 358,  # threads for reports; no room fell
-    "remedies": 1510,  # mixes by predicted noise in place of searches
+    "remedies": 1528,  # qronos and smoothing below the aim; searches for groups in float fell
     "report": 1217,  # layers that a trial ranked already, samples of each figure; no room fell
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1889,  # threads for reports, caches by genai_config.json; no room fell

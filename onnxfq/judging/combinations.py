@@ -22,12 +22,6 @@ from onnxfq.judging.judge import (
 )
 from onnxfq.judging.samples import PROVING, take
 
-LATE = ("samples", "equalize")
-"""Remedies of a loss that shows: others have the budget before them where the outputs are good.
-
-They have it before all others where the outputs are low.
-"""
-
 SURE = ("widened", "protected")
 """Remedies that take noise away and change nothing else: all others leave them their time."""
 
@@ -129,17 +123,13 @@ class _Combined:
         judge, start = self._judge, self._start
         whys = {remedy.name: judge.explain_unneeded(start, remedy) for remedy in self._remedies}
         asked = [remedy for remedy in self._remedies if not whys[remedy.name]]
-        # A recipe that asks for a remedy gets it.
-        unasked = [remedy for remedy in asked if not remedy.is_asked(start.recipe)]
-        costs = {remedy.name: remedy.estimate(start, judge) for remedy in unasked}
+        limited = {remedy.name: remedy for remedy in asked if remedy.has_budget(start, judge)}
+        costs = {name: remedy.estimate(start, judge) for name, remedy in limited.items()}
         most_db = {name: getattr(cost, "most_db", math.inf) for name, cost in costs.items()}
-        sound = bool(judge.explain_sound(start))
-        # Remedies of a visible loss come first.
-        order = sorted(costs, key=lambda name: ((name in LATE) is sound, costs[name]))  # the cheapest first
-        for name in order:
+        # The cheapest first, and before all others what cures nothing that does not show.
+        for name in sorted(costs, key=lambda name: (limited[name].is_cure, costs[name])):
             why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()))
-            # The budget does not cut the likeliest cure of low outputs.
-            if why and (sound or name != order[0]):
+            if why:
                 most = f" ({most_db[name]:.1f} dB at most)" if math.isfinite(most_db[name]) else ""
                 self._refusals[name] = Refusal(why + most)
             elif explain_limit(most_db[name]):

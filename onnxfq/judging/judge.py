@@ -185,9 +185,11 @@ class Remedy:
         explain_unneeded: takes a candidate and the judge, and returns why nothing has to be tried, or "".
         propose: takes the same; the judge's `choose` compares candidates on the samples that choose. Returns
             a better candidate, or the reason not to.
-        is_asked: whether a recipe asks for it, so that it runs where repair is off, and has no budget.
+        is_asked: whether a recipe asks for it, so that it runs where repair is off too.
         is_free: whether it costs nothing at run time, so that it is tried at any accuracy, alone and combined
             with others.
+        is_cure: whether it cures a loss that shows. Where the outputs are low it comes first, and has no
+            budget; where they are good it comes last.
         estimate: takes a candidate and the judge, and returns the runs of `work` that a proposal takes;
             `Bounded` where the most is known that it can gain.
     """
@@ -197,7 +199,13 @@ class Remedy:
     propose: Callable[[Candidate, Judge], Proposal | Refusal]
     is_asked: Callable[[Recipe], bool] = ask_for_nothing
     is_free: bool = False
+    is_cure: bool = False
     estimate: Callable[[Candidate, Judge], float] = take_no_time
+
+    def has_budget(self, candidate: Candidate, judge: Judge) -> bool:
+        """Tell whether the budget may cut it: not what a recipe asks for, nor a cure of low outputs."""
+        is_needed = self.is_cure and not judge.explain_sound(candidate)
+        return not (is_needed or self.is_asked(candidate.recipe))
 
 
 WIDE_FORMAT = "float8e4m3fn"
@@ -323,7 +331,7 @@ class Judge:
         why = self.explain_unneeded(candidate, remedy)
         if why:
             return candidate, Trial(remedy=remedy.name, is_needed=False, why=why)
-        if not remedy.is_asked(candidate.recipe):
+        if remedy.has_budget(candidate, self):
             why = self.budget.explain_refusal(remedy.estimate(candidate, self))
         if why:
             return candidate, Trial(remedy=remedy.name, why=why)

@@ -292,6 +292,14 @@ def _halves(names: Sequence[str]) -> list[Sequence[str]]:
 
 
 EQUALIZE = Remedy(
-    "equalize", explain_unneeded, equalize_layers, is_asked=is_asked, is_free=True, estimate=estimate
+    "equalize",
+    explain_unneeded,
+    equalize_layers,
+    is_asked=is_asked,
+    is_free=True,
+    is_cure=True,
+    estimate=estimate,
 )
-SMOOTH = Remedy("smooth", explain_unneeded_smoothing, smooth, estimate=partial(estimate, method="smooth"))
+SMOOTH = Remedy(
+    "smooth", explain_unneeded_smoothing, smooth, is_cure=True, estimate=partial(estimate, method="smooth")
+)

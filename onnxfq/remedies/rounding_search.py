@@ -10,7 +10,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO
 from onnxfq.documents.scores import Evaluation
 from onnxfq.judging.candidate import Candidate
-from onnxfq.judging.judge import GAINED_SHARE, Bounded, Judge, Proposal, Refusal, Remedy
+from onnxfq.judging.judge import Bounded, Judge, Proposal, Refusal, Remedy, explain_limit
 from onnxfq.layers.round_weights import round_given
 from onnxfq.numerics.metrics import ratio_db
 
@@ -37,8 +37,9 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "moments need two samples or more without NaN and infinities"
     # A sample that stands apart makes noise in activations that may be left out.
     is_open = candidate.session.feeds is not None and candidate.session.feeds.apart
-    is_noisy = not candidate.plan.activations or _noise_share(judge.first) >= GAINED_SHARE
-    return "" if is_open or is_noisy else "activations make the noise"
+    is_noisy = not explain_limit(_most_gain(candidate, judge))
+    is_low = not judge.explain_sound(candidate) and math.isfinite(judge.read_low(candidate))
+    return "" if is_open or is_noisy or is_low else "activations make the noise"
 
 
 def _noise_share(evaluation: Evaluation | None) -> float:
@@ -58,9 +59,7 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the rounding of the best outputs; samples that judge give no moments."""
     session = candidate.session
     proposals: list[Proposal] = []
-    for method in ROUNDINGS:
-        if judge.options.ray is not None and METHODS[method].sequential:
-            continue
+    for method in _list_methods(candidate, judge):
         runs = _runs(candidate, judge, method)
         if proposals and _explain_second(candidate, judge, runs):
             continue
@@ -96,9 +95,26 @@ def _explain_second(candidate: Candidate, judge: Judge, runs: float) -> str:
 
 def estimate(candidate: Candidate, judge: Judge) -> Bounded:
     """Return the runs of the first method; nothing for weights of few bits, which are always rounded."""
+    methods = _list_methods(candidate, judge)
+    if not methods:
+        return Bounded(0.0, _most_gain(candidate, judge))
     is_always = _has_few_bits(candidate)
-    runs = 0.0 if is_always else _runs(candidate, judge, ROUNDINGS[0]) + judge.compare_choosing(1)
-    return Bounded(runs, _most_gain(candidate, judge))
+    runs = 0.0 if is_always else _runs(candidate, judge, methods[0]) + judge.compare_choosing(1)
+    is_bounded = not any(METHODS[method].sequential for method in methods)
+    return Bounded(runs, _most_gain(candidate, judge) if is_bounded else math.inf)
+
+
+def _list_methods(candidate: Candidate, judge: Judge) -> list[str]:
+    """Return the roundings that may gain: by inputs in float they change nothing but the noise of weights.
+
+    A method that reads quantized inputs also takes back what these lose; it has no bound.
+    """
+    is_limited = bool(explain_limit(_most_gain(candidate, judge)))
+    return [
+        method
+        for method in ROUNDINGS
+        if (judge.options.ray is None if METHODS[method].sequential else not is_limited)
+    ]
 
 
 def _runs(candidate: Candidate, judge: Judge, method: str) -> float:

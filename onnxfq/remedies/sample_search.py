@@ -54,4 +54,4 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
     return observed + judge.compare_choosing(2) + judge.work.compare(apart, 2)
 
 
-SAMPLES = Remedy("samples", explain_unneeded, leave_out_apart, is_free=True, estimate=estimate)
+SAMPLES = Remedy("samples", explain_unneeded, leave_out_apart, is_free=True, is_cure=True, estimate=estimate)

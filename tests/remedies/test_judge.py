@@ -319,10 +319,10 @@ def test_thorough_begins_from_what_was_kept() -> None:
 
 @pytest.mark.parametrize(("first_db", "is_tried"), [(5.0, True), (40.0, False)])
 def test_the_likeliest_cure_is_not_cut(first_db: float, is_tried: bool) -> None:
-    """The first remedy has no budget if outputs are low; another one, or good outputs, have one."""
+    """A cure of a loss that shows has no budget if outputs are low; another remedy, or good outputs, have one."""
     first = Evaluation(reference="float", feeds=1, candidates=(scored(first_db),))
     candidate, judge = judge_of(48, budget=Budget(1.0), first=first, least=20.0)
-    remedies = [free("likely", finer, 5.0), free("dearer", finer, 6.0)]
+    remedies = [replace(free("likely", finer, 5.0), is_cure=True), free("dearer", finer, 6.0)]
     _, (likely, dearer) = improve(judge, candidate, remedies)
     assert likely.is_kept is is_tried and "beyond the budget" in dearer.why
     assert is_tried or "beyond the budget" in likely.why
