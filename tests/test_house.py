@@ -168,7 +168,7 @@ ROOM_LINES: dict[str, int] = {
     "execution": 1019,  # makers of numbered tensors; no room fell
     "graph": 4517,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
-    "judging": 1224,  # losses above chance, samples by their cost; remedies fell
+    "judging": 1225,  # what is known of a candidate lies in it; remedies fell
     "layers": 940,  # groups by what reads them, states as functions; remedies fell
     "metrics": 328,  # hints for names of metrics, labels that none reads; no room fell
     "numerics": 1107,  # mixes of least noise for every cost; remedies fell
@@ -176,7 +176,7 @@ ROOM_LINES: dict[str, int] = {
     "placement": 1558,  # products of layers without a graph; torch fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 358,  # threads for reports; no room fell
-    "remedies": 1528,  # qronos and smoothing below the aim; searches for groups in float fell
+    "remedies": 1532,  # qronos and smoothing below the aim; searches for groups in float fell
     "report": 1217,  # layers that a trial ranked already, samples of each figure; no room fell
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1889,  # threads for reports, caches by genai_config.json; no room fell

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import onnx
 
@@ -31,6 +32,8 @@ from onnxfq.stages.planned_encodings import PlannedEncodings, plan_encodings
 from onnxfq.stages.statistics_source import GatheredStatistics, gather_statistics
 from onnxfq.support.clock import Clock
 from onnxfq.support.progress import announce
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Candidate:
         rounding: of its weights by moments; None before they are rounded.
         equalization: what was done to the channels of the model; None if nothing was.
         corrected: the float model with rounded weights and corrected biases; None if no bias was corrected.
+        memory: what was found out about it so far, by what it is; another candidate has its own.
     """
 
     session: QuantizeSession
@@ -83,6 +87,14 @@ class Candidate:
     rounding: Rounding | None = None
     equalization: Equalization | None = None
     corrected: Model | None = None
+    memory: dict[Hashable, Any] = field(init=False, repr=False, default_factory=dict)
+
+    def recall(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """Return what `find` returned for `key` the first time."""
+        if key not in self.memory:
+            self.memory[key] = find()
+        found: Found = self.memory[key]
+        return found
 
     @staticmethod
     def of(

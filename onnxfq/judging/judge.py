@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from onnxfq.choices import REPAIR_DB, THOROUGH
 from onnxfq.data import Feed
@@ -244,7 +243,6 @@ class Judge:
         choosing: the samples that choose, in a proposal.
         proving: the samples that will prove it, and from which nothing may be learnt.
         folds: parts of the samples, where few or none are unseen.
-        known: scores so far, by candidate as long as it lives, and by samples.
         wanted: outputs of the float model so far, by samples; none if they are large.
     """
 
@@ -262,9 +260,6 @@ class Judge:
     choosing: Sequence[Feed] = ()
     proving: Sequence[Feed] = ()
     folds: Folds | None = None
-    known: WeakKeyDictionary[Candidate, dict[tuple[int, int, int], CandidateScore]] = field(
-        default_factory=WeakKeyDictionary, repr=False
-    )
     wanted: dict[tuple[int, int, int], list[Outputs]] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -412,7 +407,7 @@ class Judge:
             if None not in found:
                 return [one.candidates[0] for one in found if one is not None]
         self.score(candidates, feeds)
-        return [self.known[one][id(feeds[0]), len(feeds), 0] for one in candidates]
+        return [one.memory[id(feeds[0]), len(feeds), 0] for one in candidates]
 
     def prove_promise(self, candidate: Candidate, losses: Mapping[str, float]) -> PromiseProof:
         """Return what decides about a promised SQNR: the lower end of the interval that the report has.
@@ -421,7 +416,7 @@ class Judge:
         have the promised SQNR too. `losses` in the runtime of the target are taken off, in dB by output.
         """
         self.score([candidate], self.reported, REPORTED)
-        seen = self.known[candidate][id(self.reported[0]), len(self.reported), REPORTED].lowered(losses)
+        seen = candidate.memory[id(self.reported[0]), len(self.reported), REPORTED].lowered(losses)
         found = None if self.folds is None else self.folds.score(candidate, self.others)
         folded = seen if found is None else found.candidates[0].lowered(losses)
         score = folded if self._reports_folds(seen, folded) else seen
@@ -505,7 +500,7 @@ class Judge:
         if not feeds:
             raise DataError("comparing candidates needs data; give data")
         session, samples = self.start.session, (id(feeds[0]), len(feeds), narrow_from)
-        new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
+        new = [one for one in candidates if samples not in one.memory]
         if new:
             self.budget.spend(self.work.compare(count_runs(feeds), len(new), is_first=False))
         with weights_stored_in(session.scratch):
@@ -520,8 +515,8 @@ class Judge:
                 expected=iter(self.wanted[samples]) if new and self.wanted[samples] else None,
             )
         for candidate, scores in zip(new, evaluation.candidates, strict=True):
-            self.known[candidate][samples] = scores
-        return [self.known[candidate][samples].lowest_db for candidate in candidates]
+            candidate.memory[samples] = scores
+        return [candidate.memory[samples].lowest_db for candidate in candidates]
 
     def explain_sound(self, candidate: Candidate) -> str:
         """Return why a loss of `candidate` needs no repair; empty if it does."""

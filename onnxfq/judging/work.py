@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from onnxfq.data import Feed
 from onnxfq.data.replay import FEWEST_UNSEEN
@@ -77,9 +76,7 @@ class Work:
     @staticmethod
     def of(candidate: Candidate) -> Work:
         """Return the costs of the model of `candidate`; nothing costs anything without samples."""
-        if candidate not in _KNOWN:
-            _KNOWN[candidate] = Work._measure(candidate)
-        return _KNOWN[candidate]
+        return candidate.recall(Work, lambda: Work._measure(candidate))  # it may take a run
 
     @staticmethod
     def _measure(candidate: Candidate) -> Work:
@@ -178,10 +175,6 @@ class Work:
     def base(self) -> float:
         """`quantize` without repair."""
         return STAGES * self.opening + self.observe() + self.compare(min(self.samples, COMPARED))
-
-
-_KNOWN: WeakKeyDictionary[Candidate, Work] = WeakKeyDictionary()
-"""Costs so far: to measure them may take a run."""
 
 
 def limit_samples(candidate: Candidate, samples: Sequence[Feed]) -> Sequence[Feed]:

@@ -25,14 +25,12 @@ from onnxfq.judging.task_metric import TaskMetric
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.windows import WINDOW
-from onnxfq.remedies.forms import build_forms
 from onnxfq.remedies.mixes import Mixes, open_search
-from onnxfq.remedies.runtime_cure import cure_promised, prove_candidate
+from onnxfq.remedies.runtime_cure import cure_promised, prove_built
 from onnxfq.remedies.runtime_proof import name_runtime, open_in_runtime
 from onnxfq.remedies.sensitivity import MEASURED, rank_groups
 from onnxfq.remedies.widen_activations import explain_fixed_formats
 from onnxfq.remedies.widen_sums import list_wider
-from onnxfq.support.clock import Clock
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import target_by_name
 
@@ -244,7 +242,7 @@ def _prove(
     A metric runs in the runtime of the target, which else may only lower an SQNR in simulation.
     """
     if isinstance(aim, SqnrAim):
-        proof = prove_candidate(judge, candidate, build_forms(candidate, judge.options, Clock()))
+        proof = prove_built(judge, candidate)
         if proof.runtime_db == -math.inf:
             return PromiseProof(-math.inf, proof.difference)
         chosen_db = judge.score([candidate], aim.choosing)[0]

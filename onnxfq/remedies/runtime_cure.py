@@ -84,9 +84,16 @@ def prove_candidate(
         return prove(target, written, expected, as_opened=many)
 
 
+def prove_built(judge: Judge, candidate: Candidate) -> Proof:
+    """Return the proof of the file that `candidate` would be now, which is built for it once."""
+    return candidate.recall(
+        Proof, lambda: prove_candidate(judge, candidate, build_forms(candidate, judge.options, Clock()))
+    )
+
+
 def cure_promised(judge: Judge, candidate: Candidate) -> Candidate:
     """Return `candidate` with the operators in float that the runtime of its target computes otherwise."""
-    proof = prove_candidate(judge, candidate, build_forms(candidate, judge.options, Clock()))
+    proof = prove_built(judge, candidate)
     cure = find_cure(judge, candidate, proof)[0] if proof.difference else ()
     return candidate.with_overrides(cure, judge.sources.encodings, judge.options) if cure else candidate
 
@@ -111,7 +118,7 @@ def find_cure(judge: Judge, candidate: Candidate, proof: Proof) -> tuple[tuple[O
             made = candidate.with_overrides(leave(nodes), judge.sources.encodings, judge.options)
         except ModelError:
             return None
-        found = prove_candidate(judge, made, build_forms(made, judge.options, Clock()))
+        found = prove_built(judge, made)
         return not found.difference and not found.why
 
     search = _FloatSearch(_list_units(candidate), agrees)
