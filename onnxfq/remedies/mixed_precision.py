@@ -207,11 +207,15 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             choice = ranking.with_remedy(places, **fields, before=proven.value, reached=proof.value)
             return Proposal(last, choice.remedy_lines(), choice, answer=proof.answer)
         best, reached = max(best, proof, key=lambda one: one.value), proof.value
+    step = (
+        f"the last step changes {count} of {len(ranking.groups)}"
+        if count
+        else f"{target.fallback} helps none of the"
+    )
     raise RecipeError(
         f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best.text} was "
-        f"reached{_explain_drift(aim, judge, last)}, and the last step changes {count} of "
-        f"{len(ranking.groups)} groups of layers; ask for less, take a recipe with wider formats, or give "
-        "more data"
+        f"reached{_explain_drift(aim, judge, last)}, and {step} groups of layers; ask for less, take a recipe "
+        "with wider formats, or give more data"
     )
 
 
