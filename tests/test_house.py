@@ -161,7 +161,7 @@ ROOM_LINES: dict[str, int] = {
     "": 215,  # abbreviations in hints; no room fell
     "calibration": 2433,  # masks that set no range; no room fell
     "checkpoints": 1353,  # bits and groups that no layer has are refused; no room fell
-    "cli": 1934,  # kinds of faults by their classes; data fell
+    "cli": 1935,  # kinds of faults by their classes; data fell
     "data": 1752,  # hints for rows, single samples and tables as labels; no room fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1501,  # losses by output, keys and words of tensors; remedies fell

@@ -30,7 +30,8 @@ def refuse_repeated(parameters: Iterable[Any], words: Sequence[str]) -> None:
 def explain_usage(fault: Any) -> str:
     """Return what a parser says of wrong usage, and the remedy where it has none."""
     words, parameter = arguments.get(), getattr(fault, "param", None)
-    option, errors = getattr(fault, "option_name", ""), getattr(fault.__cause__, "errors", list)()
+    option = getattr(fault, "option_name", "")
+    errors: list[Any] = getattr(fault.__cause__, "errors", list)()
     asked = _NUMBERS.get(errors[0]["type"]) if errors else None
     if asked and parameter is not None:
         value = next((value for name, value in _pairs(words) if name in parameter.opts), "")
