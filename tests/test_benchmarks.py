@@ -162,6 +162,20 @@ def test_the_comparison_in_the_readme_is_the_measured_one() -> None:
         ]
 
 
+def test_the_held_intervals_in_the_docs_are_the_measured_ones() -> None:
+    """docs/accuracy.md says of how many networks the interval holds as the two pages have it."""
+    text = " ".join((ROOT / "docs/accuracy.md").read_text(encoding="utf-8").split())
+    for page, section in (("intervals", "an-sqnr"), ("intervals_public", "networks-that-chose-nothing")):
+        rows = [
+            row
+            for row in cells_of(f"benchmarks/results/{page}.md")
+            if row[-1] == "yes" or "dB off" in row[-1]
+        ]
+        held = sum(row[-1] == "yes" for row in rows)
+        assert len(rows) >= 10
+        assert f"[{held} of {len(rows)}](../benchmarks/results.md#intervals-of-{section})" in text
+
+
 def test_the_page_of_results_is_that_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file of results is on the page once, under a heading of its own, with command, date and commit."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))

@@ -15,13 +15,14 @@ from builders import build, build_used, plain_quantize, weights
 from numpy.typing import NDArray
 
 from onnxfq.cli.main import main
-from onnxfq.data.labels import predict_classes, read_labels
-from onnxfq.data.outputs import EqualCounts, FlatOutput
+from onnxfq.data.labels import read_labels
 from onnxfq.documents.scores import EqualShare
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.metrics.classes import predict_classes
+from onnxfq.metrics.outputs import EqualCounts, FlatOutput
 from onnxfq.quantizing.pipeline import quantize
 from onnxfq.remedies.sensitivity import sensitivity
 from onnxfq.report.text import quantize_summary

@@ -21,7 +21,7 @@ from onnxfq.cli.console import show_notes
 from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.option import flag
 from onnxfq.cli.streams import hold_results
-from onnxfq.cli.usage import explain_usage, refuse_repeated
+from onnxfq.cli.usage import explain_extra, explain_usage, refuse_repeated
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.support.interrupts import INTERRUPTED, was_raised
 from onnxfq.support.plurals import agree_numbers
@@ -101,9 +101,14 @@ _whole: ContextVar[bool] = ContextVar("whole", default=False)
 
 class _Command(_Flags, typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:  # a shell that completes a line repeats what it will
-            refuse_repeated(self.params, args)
-        return super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # a shell that completes a line repeats what it will
+            return super().parse_args(ctx, args)
+        refuse_repeated(self.params, args)
+        ctx.allow_extra_args = True
+        extra = super().parse_args(ctx, args)
+        if extra:
+            ctx.fail(f"{' '.join(extra)}: {explain_extra(ctx, extra)}")
+        return extra
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         fill_names(self)

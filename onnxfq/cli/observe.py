@@ -74,6 +74,7 @@ def observe(
     from onnxfq.stages.observers import ObserveOptions
     from onnxfq.stages.options import open_feeds
     from onnxfq.stages.plan import make_plan, observation_plan
+    from onnxfq.support.progress import counting
     from onnxfq.tools.record_moments import gather_moments
 
     refuse(merge and (data or moments or resume), "--merge has no --data, --moments and --resume; omit them")
@@ -124,7 +125,7 @@ def observe(
                 memory << 20 if memory else DEFAULT_MEMORY,
                 running.described.nonfinite,
                 feed_ranges,
-                options.stage("observe", feeds.runs),
+                counting("observe", feeds.runs),
                 running.device,
             )
             try:

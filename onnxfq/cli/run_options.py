@@ -50,8 +50,9 @@ class Run:
         from onnxfq.stages.options import RunOptions
         from onnxfq.support.progress import show_progress
 
-        with show_progress(not printer.silent) as shown:
-            yield RunOptions(self.batch, self.threads, shown, self.described, self.device, exact=self.exact)
+        wanted = not printer.silent
+        with show_progress(wanted):
+            yield RunOptions(self.batch, self.threads, wanted, self.described, self.device, exact=self.exact)
 
 
 Running = Annotated[Run, OptionGroup(Run)]

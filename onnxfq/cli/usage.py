@@ -11,8 +11,11 @@ from onnxfq.cli.console import arguments
 from onnxfq.cli.option import refuse
 from onnxfq.support.other_words import COMMANDS, OPTIONS
 
-_EXTRA = re.compile(r"unexpected extra argument\S* \((.*)\)")
-_NUMBERS = {"number": "a number, such as 0.5", "integer": "a whole number"}
+_NUMBERS = {
+    "float_parsing": "a number, such as 0.5",
+    **dict.fromkeys(("int_parsing", "int_from_float"), "a whole number"),
+}
+"""The value to give, by the kind of the validation library's fault."""
 
 
 def refuse_repeated(parameters: Iterable[Any], words: Sequence[str]) -> None:
@@ -26,34 +29,31 @@ def refuse_repeated(parameters: Iterable[Any], words: Sequence[str]) -> None:
 
 def explain_usage(fault: Any) -> str:
     """Return what a parser says of wrong usage, and the remedy where it has none."""
-    text = str(fault.format_message()).replace("Value error, ", "")  # the validation library's own words
-    parameter = getattr(fault, "param", None)
-    asked = re.search(r"valid (number|integer)", text)
-    if asked and parameter is not None:
-        value = next((value for name, value in _pairs() if name in parameter.opts), "")
-        return f"{max(parameter.opts, key=len)} is {value!r:.40}; give {_NUMBERS[asked[1]]}"
+    words, parameter = arguments.get(), getattr(fault, "param", None)
     option = getattr(fault, "option_name", "")
+    errors: list[Any] = getattr(fault.__cause__, "errors", list)()
+    asked = _NUMBERS.get(errors[0]["type"]) if errors else None
+    if asked and parameter is not None:
+        value = next((value for name, value in _pairs(words) if name in parameter.opts), "")
+        return f"{max(parameter.opts, key=len)} is {value!r:.40}; give {asked}"
     if option in OPTIONS:
         return f"no option {option} here: {OPTIONS[option]}"
+    if not (option or parameter) and words[0] in COMMANDS:
+        return f"no command {words[0]!r}: {COMMANDS[words[0]]}"
+    text = str(fault.format_message()).replace("Value error, ", "")  # the validation library's own words
     meaning = getattr(parameter, "help", None) or ""
-    if text.startswith("Missing ") and meaning and "{" not in meaning:
-        return f"{text.rstrip('.')}: {meaning}"
-    command = re.match(r"No such command '(\w+)'", text)
-    if command and command[1] in COMMANDS:
-        return f"no command {command[1]!r}: {COMMANDS[command[1]]}"
-    extra = _EXTRA.search(text)
-    return text if extra is None else f"{extra[1]}: {_explain_extra(fault.ctx, extra[1].split())}"
+    is_missing = type(fault).__name__ == "MissingParameter"  # older versions of typer raise click's
+    return f"{text.rstrip('.')}: {meaning}" if is_missing and meaning and "{" not in meaning else text
 
 
-def _pairs() -> Iterable[tuple[str, str]]:
-    """Yield each word of the command that runs with the value that may belong to it."""
-    words = arguments.get()
+def _pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Yield each word of a command with the value that may belong to it."""
     for word, follower in zip(words, [*words[1:], ""], strict=True):
         name, is_joined, value = word.partition("=")
         yield name, value if is_joined else follower
 
 
-def _explain_extra(context: Any, words: Sequence[str]) -> str:
+def explain_extra(context: Any, words: Sequence[str]) -> str:
     """Return why a command takes no more of these words, by their form, and where they belong."""
     from onnxfq.data.images import SUFFIXES
 

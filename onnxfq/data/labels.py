@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.data import read_npz
-from onnxfq.data.outputs import FlatOutput
 from onnxfq.data.sources import list_files
 from onnxfq.data.validation import UNCONVERTIBLE, as_array
 from onnxfq.errors import DataError
 from onnxfq.metrics import Metric, find_named
+from onnxfq.metrics.classes import count_right, predict_classes, refuse_label_count
 from onnxfq.support.arrays import UNREADABLE, load_npy
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import join_lines
@@ -82,53 +82,6 @@ def read_truth(labels: Labels, metric: str | Metric | None) -> NDArray[Any]:
         raise DataError(
             f"cannot read the labels {labels} ({join_lines(fault)}); give {named.labels}"
         ) from None
-
-
-def predict_classes(value: object, output: str) -> NDArray[Any]:
-    """Return the class of each row, in one axis.
-
-    Integers, booleans and texts are classes. Floats, and integers of 8 or 16 bits, [..., classes] predict the
-    place of the largest one, and maps the key of their largest value.
-
-    Args:
-        value: the output of a run.
-        output: its name.
-
-    Raises DataError for an output without classes.
-    """
-    flat = FlatOutput.of(value)
-    if flat.keys and not flat.is_discrete:
-        return np.asarray([flat.keys[place] for place in flat.array.argmax(-1)])
-    scores = isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[-1] > 1
-    wide = flat.array.dtype.kind in "bOSU" or flat.array.dtype.itemsize > 2
-    if isinstance(value, np.ndarray) and flat.is_discrete and (wide or not scores):
-        return value.ravel().astype(str if value.dtype.kind in "OSU" else np.int64)
-    if not scores:
-        form = f"shape {list(value.shape)}" if isinstance(value, np.ndarray) else "a sequence"
-        raise DataError(
-            f"labels need classes, or an output of [rows, classes]; the first output, {output!r}, has {form}"
-        )
-    return np.ravel(flat.array.argmax(-1))
-
-
-def count_right(classes: NDArray[Any], labels: NDArray[Any], output: str) -> int:
-    """Return the number of `classes` that are the label. Raises DataError for texts against numbers."""
-    if classes.size and labels.size and (classes.dtype.kind == "U") != (labels.dtype.kind == "U"):
-        predicted, label = classes[0].item(), labels[0].item()
-        raise DataError(
-            f"output {output!r} gives classes such as {predicted!r}, the labels are such as {label!r}; give "
-            "labels as the model names them"
-        )
-    return int((classes[: labels.size] == labels).sum())
-
-
-def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataError:
-    """Return the error of labels whose number differs from the rows of `output`."""
-    each = labels.size // int(rows) if rows.isdecimal() and labels.size % int(rows) == 0 else 0
-    one_hot = ": of one-hot labels their argmax(axis=1)" if each > 1 else ""
-    return DataError(
-        f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row{one_hot}"
-    )
 
 
 _MANY = 10

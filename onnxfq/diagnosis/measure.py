@@ -13,8 +13,8 @@ from onnxfq.data.labels import Labels, read_truth
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.errors import DataError
 from onnxfq.graph.signature import output_names
-from onnxfq.judging.task_metric import top1
 from onnxfq.metrics import Metric, check_labels, raise_metric, read_value
+from onnxfq.metrics.classes import top1
 from onnxfq.runtime.session import Session
 from onnxfq.stages.score import score_models
 from onnxfq.support.user_code import faults_of

@@ -175,6 +175,7 @@ class LayerTable(Record):
         multiplies: share of the multiply-adds in low precision, 0 to 1; None if nothing was run.
         weight_bytes: share of the bytes of constants that is quantized.
         samples: on which layers were run.
+        chosen_by: samples that have the figures of layers that repair left in float; 0 for no such layer.
     """
 
     layers: tuple[LayerRow, ...]
@@ -183,3 +184,4 @@ class LayerTable(Record):
     multiplies: Amount | None = None
     weight_bytes: Amount = 0.0
     samples: Count = 0
+    chosen_by: Count = 0

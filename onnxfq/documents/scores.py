@@ -9,9 +9,9 @@ from typing import Literal
 from pydantic import Field
 
 from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
-from onnxfq.data.outputs import EqualCounts
 from onnxfq.documents.proof import Proof, name_figure
 from onnxfq.documents.timing import Timing
+from onnxfq.metrics.outputs import EqualCounts
 from onnxfq.support.records import Count, Document, PrintedRecord, Record, Share
 from onnxfq.support.tables import table_lines
 

@@ -11,8 +11,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.data.labels import count_right, predict_classes
-from onnxfq.data.outputs import EqualCounts, FlatOutput
 from onnxfq.documents.scores import LOGITS, CandidateScore, Drift, EqualShare, OutputScore, SampleScore
 from onnxfq.errors import ModelError
 from onnxfq.execution.sides import Outputs, Side
@@ -22,6 +20,8 @@ from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.patterns.parts import part_sums
 from onnxfq.graph.signature import output_names, sized_by_values
+from onnxfq.metrics.classes import count_right, predict_classes
+from onnxfq.metrics.outputs import EqualCounts, FlatOutput
 from onnxfq.numerics.intervals import NARROW_DB, interval_db
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.numerics.windows import divide_windows, fit_loss, window_ratios

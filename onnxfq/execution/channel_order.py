@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from onnxfq.choices import DeviceChoice
 from onnxfq.data.inputs import Inputs
-from onnxfq.data.labels import predict_classes
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.execution.sides import Side, run_sides
 from onnxfq.graph.signature import output_names
+from onnxfq.metrics.classes import predict_classes
 
 _COLORS = 3
 _PART = 16

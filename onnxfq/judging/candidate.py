@@ -31,7 +31,7 @@ from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.stages.planned_encodings import PlannedEncodings, plan_encodings
 from onnxfq.stages.statistics_source import GatheredStatistics, gather_statistics
 from onnxfq.support.clock import Clock
-from onnxfq.support.progress import announce
+from onnxfq.support.progress import announce, counting
 
 Found = TypeVar("Found")
 
@@ -258,7 +258,7 @@ def build_candidate(
     weights = None
     if planned.matched is None:
         weights = encode_weights(
-            session.model, planned.plan, options.stage("calibrate", len(planned.plan.weights))
+            session.model, planned.plan, counting("calibrate", len(planned.plan.weights))
         )
     candidate = Candidate.of(session, recipe, planned, statistics, weights)
     clock.lap("calibrate")

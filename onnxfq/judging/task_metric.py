@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -18,18 +18,14 @@ from onnxfq.data.inputs import read_only, samples
 from onnxfq.data.labels import (
     Labels,
     RightClasses,
-    count_right,
-    predict_classes,
     read_truth,
-    refuse_label_count,
 )
 from onnxfq.errors import DataError
 from onnxfq.layers.quantizer_toggles import QuantizerToggles
 from onnxfq.metrics import Metric, raise_metric, read_value
+from onnxfq.metrics.classes import predict_classes, refuse_label_count, top1
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.support.user_code import faults_of
-
-Outputs = Mapping[str, NDArray[Any]]
 
 log = logging.getLogger(__name__)
 
@@ -207,15 +203,3 @@ class Half:
         inputs = self.feeds.inputs
         every = (sample for feed in self.feeds for sample in samples(feed, inputs))
         return (read_only(one) for one, half in zip(every, self.halves, strict=True) if half == self.half)
-
-
-def top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
-    """Return the percentage of rows of the first output with the largest element at the label."""
-    row = right = 0
-    for made in outputs:
-        name, first = next(iter(made.items()))
-        classes = predict_classes(first, name)
-        end = row + classes.size
-        right += count_right(classes, labels[row:end], name)
-        row = end
-    return 100.0 * right / row if row else 0.0

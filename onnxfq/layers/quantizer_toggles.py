@@ -15,7 +15,6 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.data.outputs import FlatOutput
 from onnxfq.data.stream import StreamSamples, lead_to
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
@@ -28,6 +27,7 @@ from onnxfq.graph.ops import TRANSPOSES
 from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.graph.patterns.parts import part_sums
 from onnxfq.graph.signature import output_names
+from onnxfq.metrics.outputs import FlatOutput
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.numerics.windows import WINDOW, Places, divide_windows, window_ratios
 from onnxfq.passes.give_choices import with_given_choices

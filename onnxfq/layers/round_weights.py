@@ -38,6 +38,7 @@ from onnxfq.passes.replace_constants import replace_weights, separate_float_read
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.options import RunOptions
+from onnxfq.support.progress import counting
 from onnxfq.targets.target import prepare_model
 
 
@@ -142,7 +143,6 @@ def round_given(
     feeds: Iterable[Feed] = ()
     if inputs.feeds is not None:
         feeds = inputs.feeds.again(held_out, with_unseen)
-    progress = options.stage("round", len(asked))
     with weights_stored_in(inputs.scratch):
         return round_weights(
             inputs.model,
@@ -152,7 +152,7 @@ def round_given(
             moments=moments,
             threads=options.threads,
             ray=ray,
-            progress=progress,
+            progress=counting("round", len(asked)),
         )
 
 

@@ -1,4 +1,4 @@
-"""`top1`, `top5` and `miou`: classes of rows, and of the points of an image."""
+"""`top1`, `top5` and `miou`: classes that outputs predict, of rows and of the points of an image."""
 
 from __future__ import annotations
 
@@ -10,28 +10,82 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import DataError
 from onnxfq.metrics.metric import Arrays, pair_rows
+from onnxfq.metrics.outputs import FlatOutput
 
 _IGNORED = 255
 """Label of points that do not count, as in the masks of PASCAL VOC and Cityscapes."""
 
-_SCORES = "an output of scores [rows, classes]"
+
+def predict_classes(value: object, output: str) -> NDArray[Any]:
+    """Return the class of each row, in one axis.
+
+    Integers, booleans and texts are classes. Floats, and integers of 8 or 16 bits, [..., classes] predict the
+    place of the largest one, and maps the key of their largest value.
+
+    Args:
+        value: the output of a run.
+        output: its name.
+
+    Raises DataError for an output without classes.
+    """
+    flat = FlatOutput.of(value)
+    if flat.keys and not flat.is_discrete:
+        return np.asarray([flat.keys[place] for place in flat.array.argmax(-1)])
+    scores = isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[-1] > 1
+    wide = flat.array.dtype.kind in "bOSU" or flat.array.dtype.itemsize > 2
+    if isinstance(value, np.ndarray) and flat.is_discrete and (wide or not scores):
+        return value.ravel().astype(str if value.dtype.kind in "OSU" else np.int64)
+    if not scores:
+        form = f"shape {list(value.shape)}" if isinstance(value, np.ndarray) else "a sequence"
+        raise DataError(
+            f"labels need classes, or an output of [rows, classes]; the first output, {output!r}, has {form}"
+        )
+    return np.ravel(flat.array.argmax(-1))
 
 
-def top1(outputs: Iterator[Arrays], labels: Any) -> float:
-    """Return the percentage of rows whose largest score is at the label."""
-    return _count_among(outputs, labels, 1)
+def count_right(classes: NDArray[Any], labels: NDArray[Any], output: str) -> int:
+    """Return the number of `classes` that are the label. Raises DataError for texts against numbers."""
+    if classes.size and labels.size and (classes.dtype.kind == "U") != (labels.dtype.kind == "U"):
+        predicted, label = classes[0].item(), labels[0].item()
+        raise DataError(
+            f"output {output!r} gives classes such as {predicted!r}, the labels are such as {label!r}; give "
+            "labels as the model names them"
+        )
+    return int((classes[: labels.size] == labels).sum())
+
+
+def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataError:
+    """Return the error of labels whose number differs from the rows of `output`."""
+    each = labels.size // int(rows) if rows.isdecimal() and labels.size % int(rows) == 0 else 0
+    one_hot = ": of one-hot labels their argmax(axis=1)" if each > 1 else ""
+    return DataError(
+        f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row{one_hot}"
+    )
+
+
+def top1(outputs: Iterator[Arrays], labels: NDArray[Any]) -> float:
+    """Return the percentage of rows of the first output whose class is the label.
+
+    Raises DataError for an output without classes, and for too few labels.
+    """
+    row = right = 0
+    for made in outputs:
+        name, first = next(iter(made.items()))
+        classes = predict_classes(first, name)
+        end = row + classes.size
+        if end > len(labels):
+            raise refuse_label_count(labels, f"at least {end}", name)
+        right += count_right(classes, labels[row:end], name)
+        row = end
+    return 100.0 * right / max(row, 1)
 
 
 def top5(outputs: Iterator[Arrays], labels: Any) -> float:
     """Return the percentage of rows with the label among the five largest scores."""
-    return _count_among(outputs, labels, 5)
-
-
-def _count_among(outputs: Iterator[Arrays], labels: Any, most: int) -> float:
     # Equal scores keep their order, as argmax has it.
     right = [
-        label in np.argsort(-row, kind="stable")[:most]
-        for row, label in pair_rows(outputs, labels, 2, _SCORES)
+        label in np.argsort(-row, kind="stable")[:5]
+        for row, label in pair_rows(outputs, labels, 2, "an output of scores [rows, classes]")
     ]
     return 100.0 * sum(right) / max(len(right), 1)
 

@@ -214,8 +214,8 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     )
     raise RecipeError(
         f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best.text} was "
-        f"reached{_explain_drift(aim, judge, last)}, and {step} groups of layers; ask for less, take a recipe "
-        "with wider formats, or give more data"
+        f"reached{_explain_drift(aim, judge, last)}, and {step} groups of layers; ask for less, take a "
+        "recipe with wider formats, or give more data"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from onnxfq.diagnosis.diagnosis import Diagnosis
-from onnxfq.documents.layers import GraphNode, LayerRow, TensorRow
+from onnxfq.documents.layers import GraphNode, LayerRow, LayerTable, TensorRow
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.timing import QUANTIZED
@@ -157,7 +157,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
             *kernel_tables(result.engine),
         ],
         layers=table.layers,
-        measured=f"Layers are measured on {table.samples} of the samples." if table.samples else "",
+        measured=_name_samples(table),
         tensors=table.tensors,
         graph=table.graph,
         floats=reason_tables((one.why, one.name) for one in skipped),
@@ -251,6 +251,12 @@ def _advice(result: ResultRecord) -> list[tuple[str, list[str]]]:
 
 def _words(lines: Iterable[str]) -> list[tuple[str, list[str]]]:
     return [(line[:11].strip(), [line[11:]]) for line in lines]
+
+
+def _name_samples(table: LayerTable) -> str:
+    """Return on how many samples layers are measured; a short budget has fewer for those left in float."""
+    fewer = f", those that repair left in float on {table.chosen_by}" * (0 < table.chosen_by < table.samples)
+    return f"Layers are measured on {table.samples} of the samples{fewer}." if table.samples else ""
 
 
 def _lost(tensors: Sequence[TensorRow]) -> list[tuple[str, list[str]]]:

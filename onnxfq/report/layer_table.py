@@ -80,6 +80,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
                 multiplies=multiplies.get(node.name),
             )
         )
+    is_left = any(row.alone_db is not None and not row.quantized for row in rows)
     noises = {row.tensor: math.inf if row.sqnr_db is None else row.sqnr_db for row in tensors}
     rows.sort(key=lambda row: _rank(row, noises))
     return LayerTable(
@@ -89,6 +90,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
         multiplies=sum(row.multiplies or 0.0 for row in rows if row.quantized) if total else None,
         weight_bytes=_quantized_bytes(result),
         samples=len(few),
+        chosen_by=result.sensitivity.samples if result.sensitivity is not None and is_left else 0,
     )
 
 
@@ -117,17 +119,19 @@ def _graph_nodes(
 def _rank_groups(result: QuantizeResult) -> Sensitivity | None:
     """Return the groups of layers of the written plan with the noise of each alone; None without data.
 
-    A remedy may have ranked them already: one that was left, as all were behind it.
+    A remedy may have ranked them already: one that was left, as all were behind it. Its budget may have been
+    too short for as many samples.
     """
+    made = result.candidate
+    kept = () if made is None else made.session.kept
+    feeds = first_feeds(kept, RANKING_FEEDS) if kept else ()
     for trial in reversed(result.trials):
         if trial.is_kept:
             break
-        if isinstance(trial.evidence, Sensitivity):
+        if isinstance(trial.evidence, Sensitivity) and trial.evidence.samples >= len(feeds):
             return trial.evidence
-    made = result.candidate
-    if made is None or not made.session.kept:
+    if made is None or not feeds:
         return None
-    feeds = first_feeds(made.session.kept, RANKING_FEEDS)
     toggles = made.open_toggles(RunOptions(threads=result.threads))
     return rank_groups(toggles, feeds, made.recipe) if toggles.groups else None
 

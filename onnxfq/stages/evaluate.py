@@ -38,6 +38,7 @@ from onnxfq.stages.inputs import QuantizeSession, with_unique_names
 from onnxfq.stages.insert import find_target
 from onnxfq.stages.options import RunOptions, open_feeds, shows_progress
 from onnxfq.stages.score import score_models
+from onnxfq.support.progress import counting
 from onnxfq.targets.target import TARGETS, Opener, collect_parts
 
 SCALED_TENSORS = (
@@ -133,7 +134,7 @@ def evaluate(
         more_labels=options.data.limit is not None,
         tensors=tensors if per_tensor else (),
         threads=options.threads,
-        progress=options.stage("evaluate", feeds.runs),
+        progress=counting("evaluate", feeds.runs),
         device=device,
         exact=options.exact,
         judged=reduce(JudgedTensors.with_logits, map(computed_tensors, candidates.values()), judged),
@@ -193,7 +194,7 @@ def compare_forms(
         candidates if feeds else {},
         feeds,
         options,
-        progress=options.stage("evaluate", count_runs(feeds)),
+        progress=counting("evaluate", count_runs(feeds)),
         narrow_from=0 if options.exact or inputs.judged.states else least,
         expected=floats.over(feeds) if candidates and floats is not None else None,
         weights_alone=switched is not None,

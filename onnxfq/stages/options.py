@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -66,11 +66,6 @@ class RunOptions:
         """The same options for observing."""
         return ObserveOptions(threads=self.threads, device=self.device, nonfinite=self.data.nonfinite)
 
-    def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
-        """Return the progress callback of stage `name`, which runs `feeds` feeds."""
-        progress = self.progress
-        return (lambda done: progress(name, done, feeds)) if callable(progress) else None
-
 
 def shows_progress(function: Function) -> Function:
     """Return `function`, which shows its progress as the keyword `options` says."""
@@ -81,9 +76,7 @@ def shows_progress(function: Function) -> Function:
         if not isinstance(options, RunOptions | None):
             part = ", as its part data" if isinstance(options, DataOptions) else ""
             raise ArgumentError(f"options is a {type(options).__name__}; give onnxfq.RunOptions(...){part}")
-        with show_progress(None if options is None else options.progress) as shown:
-            if shown:
-                keywords["options"] = replace(options or RunOptions(), progress=shown)
+        with show_progress(None if options is None else options.progress):
             return function(*given, **keywords)
 
     return cast(Function, call)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.choices import DeviceChoice
 from onnxfq.data import Feed
-from onnxfq.data.labels import RightClasses, refuse_label_count
+from onnxfq.data.labels import RightClasses
 from onnxfq.data.stream import StreamSamples, lead_to
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
@@ -23,6 +23,7 @@ from onnxfq.execution.sequences import FedBack
 from onnxfq.execution.sides import LEAST_FEEDS, Outputs, Side, run_sides
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.signature import output_names
+from onnxfq.metrics.classes import refuse_label_count
 from onnxfq.numerics.windows import WINDOW
 from onnxfq.runtime.session import Progress
 from onnxfq.support.groups import group_pairs

@@ -15,6 +15,7 @@ from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.limits import with_limits
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
+from onnxfq.support.progress import counting
 from onnxfq.targets.recipes import name_dataless
 
 GROWTH = 0.05
@@ -97,7 +98,7 @@ def gather_statistics(
     observing = replace(
         options.observing,
         feed_ranges=any(p.calibrator.is_ordered for p in plan.activations),
-        progress=options.stage("observe", inputs.runs),
+        progress=counting("observe", inputs.runs),
     )
     if observing.feed_ranges:  # the calibrator needs every feed in its place
         whole = collect_statistics(model, plan, feeds, observing, ray=ray)

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.support.interrupts import ENDING, end_with
+from onnxfq.support.memory import limit_data
 from onnxfq.support.readings import READING
 
 log = logging.getLogger(__name__)
@@ -73,21 +75,22 @@ def _run_apart(work: Callable[[], Iterable[T]]) -> Results[T]:
         if child == 0:
             _be_child(work, writer, printed, parent)
         writer.close()
+        how = ""
         try:
-            while reader.poll(SECONDS):
-                result = reader.recv()
-                if result is None:
-                    return
-                if isinstance(result, _Note):
-                    log.log(result.level, "%s", result.text, extra=result.extra)
-                else:
-                    yield result
-            yield None, f"it takes more than {SECONDS:.0f} s"  # type: ignore[misc]
-        except EOFError:
-            yield None, _describe_end(printed)  # type: ignore[misc]
+            with suppress(EOFError):  # it has ended, or its library closed the pipe
+                while reader.poll(SECONDS):
+                    result = reader.recv()
+                    if result is None:
+                        return
+                    if isinstance(result, _Note):
+                        log.log(result.level, "%s", result.text, extra=result.extra)
+                    else:
+                        yield result
+                how = f"took more than {SECONDS:.0f} s"
         finally:
             os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        yield None, f"its process {how or describe_end(code, printed)}"  # type: ignore[misc]
 
 
 class _Note(NamedTuple):
@@ -119,27 +122,21 @@ def _be_child(
         os.dup2(printed.fileno(), 2)
         logger = logging.getLogger("onnxfq")
         logger.handlers[:], logger.propagate = [_SentNotes(writer)], False
-        _limit_data()
+        status = Path("/proc/self/status")
+        lines = status.read_text("ascii").splitlines() if status.exists() else []
+        limit_data(
+            MEMORY + next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmData")), 0)
+        )
         for result in _run(work):
             writer.send(result)
         writer.send(None)
     finally:
-        os._exit(0)
+        os._exit(1)
 
 
-def _limit_data() -> None:
-    import resource  # POSIX only
-
-    status = Path("/proc/self/status")
-    lines = status.read_text("ascii").splitlines() if status.exists() else []
-    used = next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmData")), 0)
-    now, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = used + MEMORY if now == resource.RLIM_INFINITY else min(now, used + MEMORY)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
-
-
-def _describe_end(printed: IO[bytes]) -> str:
-    """Return how a process ended that sent no end: what it printed last, as of memory that is short."""
+def describe_end(code: int, printed: IO[bytes]) -> str:
+    """Return how a process ended, by its return code, and what it `printed` last, as of short memory."""
     printed.seek(0)
     last = printed.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-    return f"its library ended the process ({last[:150] or 'by a signal'})"
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    return f"{how} ({join_lines(last)[:150]})" if last else how

@@ -32,6 +32,11 @@ def announce(stage: str, done: int = 0, total: int | None = None) -> None:
         heard(stage, done, total)
 
 
+def counting(stage: str, total: int | None = None) -> Callable[[int], None]:
+    """Return a function that announces how much of a stage is done."""
+    return lambda done: announce(stage, done, total)
+
+
 class Bar:
     """Progress bar of what runs: how much is done, the time so far, and what is left if that is known."""
 
@@ -91,8 +96,10 @@ class Lines:
 
 
 @contextmanager
-def show_progress(wanted: bool | StageProgress | None) -> Iterator[StageProgress | bool]:
-    """Let `announce` show progress inside, and yield what hears it; False for nothing.
+def show_progress(wanted: bool | StageProgress | None) -> Iterator[StageProgress | None]:
+    """Let `announce` show progress inside, and yield what hears it; None for nothing.
+
+    Inside of a place that shows it already, all but a function is shown there.
 
     Args:
         wanted: True to show it; False for nothing; a function that hears it; None to show it where somebody
@@ -102,10 +109,13 @@ def show_progress(wanted: bool | StageProgress | None) -> Iterator[StageProgress
         with _hear(wanted):
             yield wanted
         return
+    if _heard.get() is not None:
+        yield _heard.get()
+        return
     is_notebook = "ipykernel" in sys.modules
     is_seen = is_notebook or (sys.stderr is not None and sys.stderr.isatty())
     if wanted is False or not (wanted or is_seen):
-        yield False
+        yield None
         return
     from rich.console import Console
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import onnx
@@ -145,6 +146,7 @@ class Target:
         run: an engine of the target on this machine.
         values: opens a model in its runtime on this machine, with the float part in float32.
         open: its runtime on this machine as users open it, for times.
+        clock: tells the seconds of runs of `open`, whose arrays may come from another process.
         unsaturated: the same as `values`, with int8 sums that do not saturate on a processor without VNNI.
         release: returns the name and version of the runtime that `values` opens, such as ONNX Runtime 1.31.1.
             It raises RuntimeLibraryError if it is not on this machine.
@@ -177,6 +179,7 @@ class Target:
     run: Runner | None = None
     values: Opener | None = None
     open: Opener | None = None
+    clock: Callable[[], float] = perf_counter
     unsaturated: Opener | None = None
     release: Callable[[], str] = lambda: ""
     differs: Callable[[], str] = lambda: ""

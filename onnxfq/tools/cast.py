@@ -34,6 +34,7 @@ from onnxfq.stages.inputs import QuantizeSession, open_inputs
 from onnxfq.stages.insert import FLOAT_KEY, TARGET_KEY, with_float_type
 from onnxfq.stages.options import RunOptions, shows_progress
 from onnxfq.stages.write import write_model
+from onnxfq.support.progress import counting
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.profiles import draw_feed, profiles
 from onnxfq.targets.recipes import load_recipe
@@ -245,7 +246,7 @@ def _check(half: onnx.ModelProto, source: str) -> CheckResult:
 
 
 def _compare(inputs: QuantizeSession, name: str, half: onnx.ModelProto, options: RunOptions) -> Evaluation:
-    progress = options.stage("evaluate", len(inputs.kept))
+    progress = counting("evaluate", len(inputs.kept))
     narrow_from = 0 if options.exact or inputs.judged.states else LEAST_FEEDS
     return inputs.score({name: half}, inputs.kept, options, progress=progress, narrow_from=narrow_from)
 

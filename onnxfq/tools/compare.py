@@ -13,13 +13,13 @@ import onnx
 from onnxfq.choices import COMPARED_FEEDS as FEEDS
 from onnxfq.choices import TOLERANCE_DB as TOLERANCE_DB
 from onnxfq.data import Data
-from onnxfq.data.outputs import EqualCounts, FlatOutput
 from onnxfq.documents.scores import EqualShare
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.ops import ONNX_QUANTIZERS
 from onnxfq.graph.signature import boundaries
+from onnxfq.metrics.outputs import EqualCounts, FlatOutput
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.quantized.input_ranges import InputRanges, constant_grids
 from onnxfq.stages.options import RunOptions, open_feeds, shows_progress

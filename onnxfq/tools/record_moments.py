@@ -33,11 +33,13 @@ from onnxfq.layers.moments import (
     sample_inputs,
 )
 from onnxfq.layers.weighted_layers import WeightedLayer, find_layers
-from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.options import RunOptions, open_feeds, shows_progress
 from onnxfq.support.interrupts import note_interrupts
+from onnxfq.support.progress import counting
 from onnxfq.targets.target import prepare_model
 
 
+@shows_progress
 def gather_moments(
     model: Model,
     plan: Plan,
@@ -83,7 +85,7 @@ def gather_moments(
     if given is not None:
         given.statistics.check_model(model.sha256)
         given.check_inputs(keys)
-    progress = options.stage("moments", feeds.runs)
+    progress = counting("moments", feeds.runs)
     digest = _read_through(feeds)
     # In place of feeds their samples are counted: the file has the same bytes for any batches.
     found = Statistics(model.sha256, digest.samples, {}, data=digest)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 from onnxfq.data import Data, Feed
 from onnxfq.data.model_inputs import input_specs
@@ -32,7 +31,7 @@ def time_models(
     *,
     reference_name: str = "float",
     seconds: float = SECONDS,
-    clock: Clock = perf_counter,
+    clock: Clock | None = None,
 ) -> Timing:
     """Return the times of `candidates` and `reference` on `feed`, in turn, by `time_in_turn`.
 
@@ -46,7 +45,7 @@ def time_models(
         threads: of each runtime; 0 for its own choice.
         reference_name: name of the reference in the result.
         seconds: time for the models of a target.
-        clock: tells the time.
+        clock: tells the time; by default that of the target.
 
     A model that cannot be timed has a note: its runtime is not on this machine, or refuses it.
     """
@@ -67,7 +66,7 @@ def time_models(
                 if not opened:
                     break
         if len(opened) > 1:
-            models += _time_in_turn(opened, threads, seconds, clock)
+            models += _time_in_turn(opened, threads, seconds, clock or target_by_name(target).clock)
     return Timing(threads=threads, models=tuple(models), notes=tuple(notes))
 
 

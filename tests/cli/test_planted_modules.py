@@ -20,6 +20,7 @@ HOME = str(Path(onnxfq.__file__).parents[1])
 LINES = [
     *{line.split()[0]: line for line, _ in COMMANDS.values()}.values(),
     "check q.onnx --target tensorrt --build",
+    "check q.onnx --target openvino --build",
     "observe m.onnx --data d.npz --ray local -o out",
     "quantize m.onnx --data planted_data:feeds -o out",
     "doctor",

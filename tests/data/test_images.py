@@ -359,5 +359,5 @@ def test_a_library_that_ends_the_process_is_one_line(tmp_path: Path, monkeypatch
     """A crash of the process for images is an error of one line."""
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     monkeypatch.setattr(Image.Image, "convert", lambda image, mode: os.kill(os.getpid(), 9))
-    with pytest.raises(DataError, match="the images of .*: its library ended the process"):
+    with pytest.raises(DataError, match="the images of .*: its process was ended by signal 9"):
         read(tmp_path, spec(1, 3, 8, 8))

@@ -25,6 +25,8 @@ from onnxfq.documents.layers import TensorRow
 from onnxfq.documents.plan import Skipped
 from onnxfq.documents.plan_text import coverage_line, plan_summary
 from onnxfq.documents.scores import LOW_SQNR_DB
+from onnxfq.documents.sensitivity import GroupNoise, Sensitivity
+from onnxfq.documents.trial import Trial
 from onnxfq.errors import PlanError
 from onnxfq.graph.signature import with_outputs
 from onnxfq.judging.accuracy_target import AccuracyTarget
@@ -32,6 +34,7 @@ from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.quantizing.pipeline import QuantizeResult, quantize
 from onnxfq.report.contents import page_contents
 from onnxfq.report.html import render_report, write_report
+from onnxfq.report.layer_table import layer_table
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.report.text import quantize_summary
@@ -222,6 +225,11 @@ def test_the_guilty_layer_comes_first(repair: float | None) -> None:
     tried = [(name, kept) for name, kept, *_ in rows_under(shown, "What repair tried")]
     assert tried == [(one.remedy, one.result) for one in record.trials if one.is_needed]
     assert (("protected", "kept") in tried) == (repair is not None)
+    # Layers left in float have the figures of repair, whose budget may have had time for fewer samples.
+    assert (record.table.chosen_by > 0) == (repair is not None)
+    fewer = record.table.model_copy(update={"chosen_by": 1})
+    (short,) = page_contents([("m", record.model_copy(update={"table": fewer}))])
+    assert "on 1" not in shown["measured"] and "left in float on 1" in short["measured"]
     # The file is the record: what --json prints comes back whole.
     text = to_json(record)
     assert to_json(ResultRecord.model_validate(json.loads(text))) == text
@@ -337,6 +345,18 @@ def test_each_figure_names_its_samples(result: QuantizeResult) -> None:
     assert record.samples.startswith(f"{feeds} of {result.statistics.data.samples} samples, ")
     assert shown["tables"][0]["note"].startswith(f"On {record.samples}. ")
     assert f" {record.table.samples} " in shown["measured"] and record.table.samples > 0
+
+
+def test_a_short_ranking_is_made_again(result: QuantizeResult) -> None:
+    """A trial that ranked layers on fewer samples than the table names gives no figures; a full one does."""
+    table = layer_table(result)
+    true = {row.node: row.alone_db for row in table.layers if row.quantized}
+    groups = tuple(GroupNoise(tensors=(), nodes=(node,), op_types=(), noise=0.5) for node in true)
+    for samples in (1, table.samples):
+        found = Sensitivity(model_sha256="", recipe="", outputs=(), samples=samples, noise=0.5, groups=groups)
+        short = layer_table(replace(result, trials=(Trial(remedy="protected", evidence=found),)))
+        shown = {row.node: row.alone_db for row in short.layers if row.quantized}
+        assert shown == (true if samples == 1 else dict.fromkeys(true, groups[0].alone_db)) != {}
 
 
 def test_axes_of_charts_have_names(result: QuantizeResult) -> None:

@@ -7,6 +7,7 @@ import logging
 import re
 import sys
 import threading
+from types import NoneType
 
 import numpy as np
 import pytest
@@ -69,7 +70,13 @@ def test_silence_ends_after_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("wanted", "is_terminal", "kind"),
-    [(None, False, bool), (None, True, Bar), (True, False, Lines), (True, True, Bar), (False, True, bool)],
+    [
+        (None, False, NoneType),
+        (None, True, Bar),
+        (True, False, Lines),
+        (True, True, Bar),
+        (False, True, NoneType),
+    ],
 )
 def test_who_sees_it(
     monkeypatch: pytest.MonkeyPatch, wanted: bool | None, is_terminal: bool, kind: type
@@ -81,6 +88,19 @@ def test_who_sees_it(
     monkeypatch.setenv("TERM", "xterm")
     with progress.show_progress(wanted) as shown:
         assert isinstance(shown, kind)
+
+
+def test_inner_calls_are_heard_where_the_outer_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that another one calls opens no second bar, and its own listener comes first."""
+    heard: list[str] = []
+    with progress.show_progress(lambda stage, done, total: heard.append(stage)) as outer:
+        for wanted in (None, True):
+            with progress.show_progress(wanted) as inner:
+                assert inner is outer
+                progress.announce("inner")
+        with progress.show_progress(lambda stage, done, total: heard.append(f"own {stage}")):
+            progress.announce("inner")
+    assert heard == ["inner", "inner", "own inner"]
 
 
 def test_every_function_that_runs_tells_what_it_does() -> None:

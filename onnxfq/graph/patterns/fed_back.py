@@ -10,7 +10,7 @@ from contextvars import ContextVar
 import onnx
 
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.patterns.makers import follow_back
+from onnxfq.graph.patterns.makers import MOVERS
 
 _TELLING = 2
 """Known sizes from which equal shapes tell without equal names."""
@@ -73,12 +73,12 @@ def find_states(graph: onnx.GraphProto, index: GraphIndex) -> dict[str, str]:
 
 def _find_pasts(output: str, inputs: list[str], index: GraphIndex) -> Iterator[str]:
     """Yield the input whose cache `output` hands on."""
-    made = follow_back(output, index)
+    made = index.origin(output, MOVERS)
     node = index.makers.get(made)
     if node is None:
         return
     slot = CACHES.get(node.op_type, {}).get([*node.output].index(made), -1)
-    past = follow_back(node.input[slot], index) if 0 <= slot < len(node.input) else ""
+    past = index.origin(node.input[slot], MOVERS) if 0 <= slot < len(node.input) else ""
     # A Concat may also join the data of the task with a result.
     if past in (inputs[1:] if node.op_type == "Concat" else inputs):
         yield past

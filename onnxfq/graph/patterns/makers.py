@@ -28,14 +28,7 @@ def name_tensor(name: str, index: GraphIndex) -> str:
         node = index.makers[computed[0]] if len(computed) == 1 else None
     if node is not None and module_path(node):
         return f"{node.op_type} of {module_path(node)!r}"
-    node = index.makers.get(follow_back(name, index))
+    node = index.makers.get(index.origin(name, MOVERS))
     return (
         f"{node.op_type} of {node.name!r}" if node is not None and _NUMBERED.fullmatch(name) else repr(name)
     )
-
-
-def follow_back(name: str, index: GraphIndex) -> str:
-    """Return the tensor whose values `name` has, perhaps at other places."""
-    while name in index.makers and index.makers[name].op_type in MOVERS:
-        name = index.makers[name].input[0]
-    return name

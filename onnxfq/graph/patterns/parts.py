@@ -131,9 +131,7 @@ class PartFinder:
         return False
 
     def _is_weight(self, name: str) -> bool:
-        while (node := self._index.makers.get(name)) is not None and node.op_type in _OF_WEIGHTS:
-            name = node.input[0]
-        return name in self._index.constants or (node is not None and node.op_type == "Constant")
+        return self._index.origin(name, _OF_WEIGHTS) in self._index.stored
 
     def _split(self, tensor: str, axes: Axes, depth: int) -> list[OutputPart]:
         node = self._index.makers.get(tensor)

@@ -17,6 +17,7 @@ from onnxfq.targets.openvino.runtime import (
     name_release,
     open_model,
     profile_model,
+    read_clock,
     run_model,
 )
 from onnxfq.targets.openvino.separate_weights import separate_weights
@@ -34,6 +35,7 @@ OPENVINO = Target(
     run=run_model,
     values=open_model,
     open=partial(open_model, precision=""),  # users leave the precision of the float part to OpenVINO
+    clock=read_clock,
     release=name_release,
     differs=name_half_type,
     profile=profile_model,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.targets.findings import Verdict, about_model
-from onnxfq.targets.openvino.runtime import DEVICE, compile_model, load_library, version_of
+from onnxfq.targets.openvino.runtime import DEVICE, list_layers, name_release
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.operands import ExpectedPrecision
@@ -19,10 +18,8 @@ from onnxfq.targets.target import BuildOptions
 _LOW = frozenset({"i8", "u8"})
 _SMALL = _LOW | {"i4", "u4"}
 _PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul", "Subgraph"})
-# A layer that multiplies may have lost the name of its node; its weight keeps it behind these.
-_CARRIERS = frozenset({"Const", "Convert", "Reorder", "Reshape", "Transpose"})
 # Layers around a node that compute no part of it: they change types and layouts.
-_GLUE = frozenset({"Convert", "FakeQuantize", "Input", "Output", "Reorder", *_CARRIERS})
+_GLUE = frozenset({"Const", "Convert", "FakeQuantize", "Input", "Output", "Reorder", "Reshape", "Transpose"})
 
 
 @dataclass(frozen=True)
@@ -49,14 +46,18 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
 
     Raises RuntimeLibraryError if OpenVINO is missing, DataError for shapes that do not fit.
     """
-    library = load_library()
-    builder = f"OpenVINO {version_of(library)}"
+    builder = name_release()
     proto = mark_promises(reading, options.shapes)
     try:
-        compiled = compile_model(proto)
+        given = list_layers(proto)
     except RuntimeLibraryError as error:
         return Built(builder, (about_model("build", str(error)),))
-    layers = [read_layer(op) for op in compiled.get_runtime_model().get_ordered_ops()]
+    layers = [
+        RuntimeLayer(
+            kind, tuple(types), frozenset(names), frozenset(find_marks(names)), frozenset(find_marks(behind))
+        )
+        for kind, types, names, behind in given
+    ]
     return Built(
         builder,
         nodes=tuple(
@@ -64,37 +65,6 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
             for number, promised in enumerate(reading.promises)
         ),
     )
-
-
-def read_layer(op: Any) -> RuntimeLayer:
-    """Return the record of a node of a runtime model."""
-    ports = [op.input_value(at) for at in range(op.get_input_size())]
-    types = tuple(port.get_element_type().get_type_name() for port in ports)
-    weights = [name for port in ports for name in _names_behind(port.get_node())]
-    names = frozenset(",".join(_names(op)).split(","))
-    return RuntimeLayer(_kind(op), types, names, frozenset(find_marks(names)), frozenset(find_marks(weights)))
-
-
-def _names_behind(op: Any) -> list[str]:
-    """Return the names of a stored constant, and of what moves it."""
-    names: list[str] = []
-    while _kind(op) in _CARRIERS:
-        names += _names(op)
-        if not op.get_input_size():
-            return names
-        op = op.input_value(0).get_node()
-    return []
-
-
-def _names(op: Any) -> list[str]:
-    given = op.get_rt_info()
-    original = str(given["originalLayersNames"].astype(str)) if "originalLayersNames" in given else ""
-    return [op.get_friendly_name(), original]
-
-
-def _kind(op: Any) -> str:
-    given = op.get_rt_info()
-    return str(given["layerType"].astype(str)) if "layerType" in given else ""
 
 
 def _find_layer(

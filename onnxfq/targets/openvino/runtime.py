@@ -1,13 +1,15 @@
-"""OpenVINO on this machine's CPU: models are read, compiled and run; the only importer of openvino."""
+"""OpenVINO on this machine's CPU, in a worker that keeps what it compiled."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
-import threading
-from collections import defaultdict
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -20,83 +22,120 @@ from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
+from onnxfq.support.workers import Worker, WorkerFault
 from onnxfq.targets.target import AnyModel, Values
 
 DEVICE = "CPU"
+SECONDS = 600.0
+"""Longest time to compile a model, and for one run."""
 _PROFILED_RUNS = 10
 _PLACE = re.compile(r"^(Exception from|Check '|FrontEnd API failed|Model wasn't|Summary:|To facilitate)|^$")
 
 
-def load_library() -> Any:
-    """Return the module openvino. Raises RuntimeLibraryError with the remedy if it is missing."""
-    try:
-        import openvino
-    except ImportError:
+class _Library(NamedTuple):
+    """OpenVINO in a process, and its release, such as 2026.4.1."""
+
+    worker: Worker
+    release: str
+
+    def ask(self, does: str, remedy: str, name: str, *given: Any) -> Any:
+        """Return the result of a function of `process.py`. Raises RuntimeLibraryError, which uses `does`."""
+        try:
+            return self.worker.ask(name, *given, seconds=SECONDS)
+        except WorkerFault as fault:
+            is_own = fault.kind == "RuntimeError"  # OpenVINO has no classes for its faults
+            why = _last_words(fault.text) if is_own else f"{'' if fault.kind else 'its process '}{fault}"
+            # Any other fault is not about the model.
+            remedy = remedy if is_own else "install another release of openvino"
+            name = f"OpenVINO {self.release}".strip()
+            raise RuntimeLibraryError(f"{name} cannot {does}: {why}; {remedy}") from None
+
+
+_library: _Library | None = None
+_starting = Lock()
+_numbers = count()
+_dropped: list[int] = []
+"""Numbers of models that nobody uses any more; the process hears of them when it opens the next."""
+
+
+def load_library() -> _Library:
+    """Return OpenVINO in its process, which is started once. Raises RuntimeLibraryError if it is missing."""
+    global _library
+    if importlib.util.find_spec("openvino") is None:
         raise RuntimeLibraryError(
             "package openvino is not installed, and it runs the model with OpenVINO; pip install "
             '"onnxfq[openvino]"'
-        ) from None
-    # The first array that OpenVINO makes looks NumPy up. Two threads that do so at a time never return: one
-    # has C++'s lock of the static variable and wants the interpreter's, the other the reverse (2026.4.1).
-    openvino.Tensor(np.zeros(1, np.float32)).data.sum()
-    return openvino
-
-
-def version_of(library: Any) -> str:
-    """Return the version of the module openvino without its build number, such as 2026.4.1."""
-    return str(library.__version__).partition("-")[0]
+        )
+    with _starting:
+        if _library is None or _library.worker.ended:
+            started = _Library(Worker(str(Path(__file__).with_name("process.py"))), "")
+            try:
+                release = started.ask("start", "", "name_release")
+            except RuntimeLibraryError:
+                started.worker.close()
+                raise
+            _library = started._replace(release=release)
+        return _library
 
 
 def name_release() -> str:
     """Return the name and version of OpenVINO. Raises RuntimeLibraryError as `load_library`."""
-    return f"OpenVINO {version_of(load_library())}"
+    return f"OpenVINO {load_library().release}"
 
 
 def name_half_type() -> str:
     """Return the 16-bit type that OpenVINO takes for the float part on this processor; empty for none."""
-    found = load_library().Core().get_property(DEVICE, "INFERENCE_PRECISION_HINT").get_type_name()
+    found = load_library().ask("tell its types", "", "name_half_type")
     return "" if found == "f32" else str(found)
 
 
-def compile_model(model: AnyModel, threads: int = 0, precision: str = "f32", profiled: bool = False) -> Any:
-    """Return `model` compiled for the CPU.
-
-    Args:
-        model: the model, or its path.
-        threads: of OpenVINO, 0 for one per core.
-        precision: of the float part; empty for OpenVINO's choice, bf16 where the processor has it.
-        profiled: whether requests count the time of each node.
-
-    Raises RuntimeLibraryError if OpenVINO is missing, or cannot read or compile the model.
-    """
-    library = load_library()
-    options = {
-        "INFERENCE_PRECISION_HINT": precision,
-        "INFERENCE_NUM_THREADS": threads,
-        "PERF_COUNT": profiled,
-    }
-    given = {name: value for name, value in options.items() if value}
-    core, does = library.Core(), "read"
-    with scratch_folder() as folder:
-        try:
-            network = core.read_model(_as_source(model, folder))
-            does = "compile"
-            return core.compile_model(network, DEVICE, given)
-        except RuntimeError as error:  # OpenVINO has no classes for its faults
-            raise RuntimeLibraryError(
-                f"OpenVINO {version_of(library)} cannot {does} the model: {_last_words(error)}; use "
-                "operators and an opset that this release has, or install a newer one"
-            ) from None
+def read_clock() -> float:
+    """Return the seconds that OpenVINO worked in its process, without the transport of arrays."""
+    return load_library().worker.seconds
 
 
-def _as_source(model: AnyModel, folder: Path) -> Path | bytes:
+class _Compiled(NamedTuple):
+    """A compiled model: its process, its number there, and the names of each input."""
+
+    library: _Library
+    number: int
+    inputs: list[set[str]]
+
+    @staticmethod
+    def of(model: AnyModel, threads: int = 0, precision: str = "f32", profiled: bool = False) -> _Compiled:
+        """Compile `model` for the CPU.
+
+        Args:
+            model: the model, or its path.
+            threads: of OpenVINO, 0 for one per core.
+            precision: of the float part; empty for OpenVINO's choice, bf16 where the processor has it.
+            profiled: whether requests count the time of each node.
+
+        Raises RuntimeLibraryError if OpenVINO is missing, or cannot read or compile the model.
+        """
+        library, number = load_library(), next(_numbers)
+        options = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "INFERENCE_NUM_THREADS": threads,
+            "PERF_COUNT": profiled,
+        }
+        given = {name: value for name, value in options.items() if value}
+        remedy = "use operators and an opset that this release has, or install a newer one"
+        dropped = [_dropped.pop() for _ in range(len(_dropped))]
+        with scratch_folder() as folder:
+            library.ask("read the model", remedy, "read_model", number, _as_source(model, folder), dropped)
+            inputs = library.ask("compile the model", remedy, "compile_model", number, given)
+        return _Compiled(library, number, inputs)
+
+
+def _as_source(model: AnyModel, folder: Path) -> str | bytes:
     """Return what OpenVINO reads: a file, written to `folder` if the values lie in files, or the model."""
     if isinstance(model, Path):
-        return model
+        return str(model.absolute())
     if not any(is_external(tensor) for tensor in model.graph.initializer):
         return bytes(model.SerializeToString())
     save(model, folder / "model.onnx")
-    return folder / "model.onnx"
+    return str(folder / "model.onnx")
 
 
 def open_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Callable[[Feed], Values]:
@@ -105,17 +144,17 @@ def open_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Cal
     Args:
         model: the model, or its path.
         threads: of OpenVINO, 0 for one per core.
-        precision: as `compile_model` takes it.
+        precision: of the float part; empty for OpenVINO's choice, bf16 where the processor has it.
 
-    Several threads may call the function at the same time. Raises RuntimeLibraryError as `compile_model`; so
-    does the function for a feed that does not fit, and DataError for one without an input.
+    Several threads may call the function at the same time. Raises RuntimeLibraryError if OpenVINO is missing,
+    or cannot read or compile the model; so does the function for a feed that does not fit, and DataError for
+    one without an input.
     """
-    compiled = compile_model(model, threads, precision)
+    library, number, inputs = _Compiled.of(model, threads, precision)
     proto = read_structure(model)
-    own = threading.local()  # a request computes for one thread at a time
     names = output_names(proto)
     given_names = {value.name for value in proto.graph.input}
-    taken = {name for port in compiled.inputs for name in port.names if name in given_names}
+    taken = {name for port in inputs for name in port if name in given_names}
 
     def run(feed: Feed) -> Values:
         missing = sorted(taken - feed.keys())
@@ -124,32 +163,34 @@ def open_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Cal
         arrays = {name: np.asarray(feed[name], order="C") for name in taken}
         # OpenVINO refuses C's long long, ONNX Runtime's int64, in arrays without axes (2026.4.1).
         given = {n: one if one.ndim else one.astype(one.dtype.name) for n, one in arrays.items()}
-        if not hasattr(own, "request"):
-            own.request = compiled.create_infer_request()
-        try:
-            results = own.request.infer(given)
-        except RuntimeError as error:
-            raise RuntimeLibraryError(
-                f"OpenVINO cannot run the model on this feed: {_last_words(error)}; give data that fits it"
-            ) from None
-        return {name: np.array(results[at]) for at, name in enumerate(names)}
+        found = library.ask(
+            "run the model on this feed", "give data that fits it", "run_model", number, given
+        )
+        return dict(zip(names, found, strict=True))
 
+    weakref.finalize(run, _dropped.append, number).atexit = False
     return run
 
 
 def profile_model(model: AnyModel, threads: int, feed: Feed) -> dict[tuple[str, str], float]:
     """Return the seconds of a run by operator and node as OpenVINO counts them, for the model of users.
 
-    Nodes are those that it executes: fused ones, and those that it adds. Raises as `compile_model`.
+    Nodes are those that it executes: fused ones, and those that it adds. Raises as `open_model`.
     """
-    compiled = compile_model(model, threads, precision="", profiled=True)
-    request = compiled.create_infer_request()
-    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for run in range(_PROFILED_RUNS + 1):
-        request.infer({name: feed[name] for port in compiled.inputs for name in port.names if name in feed})
-        for node in request.profiling_info if run else ():  # the first run prepares the others
-            seconds[node.node_type, node.node_name] += node.real_time.total_seconds() / _PROFILED_RUNS
-    return dict(seconds)
+    library, number, inputs = _Compiled.of(model, threads, precision="", profiled=True)
+    given = {name: np.asarray(feed[name]) for port in inputs for name in port if name in feed}
+    what = "profile the model", "give data that fits it", "profile_model"
+    seconds = dict(library.ask(*what, number, given, _PROFILED_RUNS))
+    _dropped.append(number)
+    return seconds
+
+
+def list_layers(model: AnyModel) -> list[tuple[str, list[str], list[str], list[str]]]:
+    """Return the layers that OpenVINO executes for `model`, as `list_layers` of `process.py`."""
+    library, number, _ = _Compiled.of(model)
+    layers = list(library.ask("list the layers", "", "list_layers", number))
+    _dropped.append(number)
+    return layers
 
 
 def run_model(
@@ -162,9 +203,9 @@ def run_model(
         yield {name: values[name] for name in tensors}
 
 
-def _last_words(error: Exception) -> str:
+def _last_words(text: str) -> str:
     """Return the part of a message of OpenVINO that names the cause: places in its sources come first."""
-    lines = [line.strip(" -") for line in str(error).splitlines()]
+    lines = [line.strip(" -") for line in text.splitlines()]
     said = [line for line in lines if line and not _PLACE.search(line)]
     lacking = [line for line in said if line.startswith("No conversion rule found")]
-    return join_lines("; ".join(lacking or said) or str(error))[:300]
+    return join_lines("; ".join(lacking or said) or text)[:300]

@@ -15,7 +15,7 @@ from onnxfq.placement.float_casts import Shapes
 from onnxfq.runtime.type_inference import with_session_shapes
 from onnxfq.targets.target import Target
 from onnxfq.targets.tensorrt.gpus import LEAST_CAPABILITY
-from onnxfq.targets.tensorrt.limits import CAST_BEFORE_LOOP, loops_several_steps
+from onnxfq.targets.tensorrt.limits import CAST_BEFORE_LOOP, NO_BFLOAT16, NO_BFLOAT16_OPS, loops_several_steps
 from onnxfq.targets.tensorrt.policy import POLICY
 from onnxfq.targets.tensorrt.recipes import RECIPES
 from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN, block_writer
@@ -54,8 +54,8 @@ def _keeps_float32(node: onnx.NodeProto, half: FloatInfo) -> str | None:
         return "TensorRT quantizes float4 from float32"
     if node.domain == DOMAIN:
         return ""
-    if node.op_type == "ConvTranspose" and half.name == "bfloat16":
-        return "TensorRT for RTX 1.7.1 builds no quantized ConvTranspose in bfloat16"
+    if node.op_type in NO_BFLOAT16_OPS and half.name == "bfloat16":
+        return NO_BFLOAT16.format(node.op_type)
     return None
 
 

@@ -49,6 +49,8 @@ HALF_HEADS = (16, 256)
 """Smallest and largest head of the fused kernel of half types, which takes any number of tokens."""
 
 ONE_QUERY = "TensorRT has one kernel for an attention of one query, which multiplies in float"
+NO_BFLOAT16_OPS = frozenset({"ConvTranspose"})
+NO_BFLOAT16 = "TensorRT for RTX builds no quantized {} in bfloat16"
 TWO_COMPUTED = "TensorRT multiplies two computed tensors in float, MXFP8 or not"
 CAST_BEFORE_LOOP = "{} {!r} reads it, and TensorRT builds no Cast in front of a loop of several steps"
 

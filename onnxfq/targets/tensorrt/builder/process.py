@@ -1,15 +1,11 @@
 """Builder process of TensorRT for RTX, isolated so that a crash ends nothing else.
 
-`builder.jobs` runs this file alone, because the package would take longer to import than an engine to build;
-it is the only importer of tensorrt_rtx. It reads a JSON list of jobs from standard input and writes a JSON
-line for each to standard output, in order.
+A worker runs this file alone, because the package would take longer to import than an engine to build; it is
+the only importer of tensorrt_rtx.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from typing import Any
 
 LAYERS = "Layers:"
@@ -74,14 +70,3 @@ def build(job: dict[str, Any]) -> dict[str, Any]:
     report["built"] = builder.build_serialized_network(network, config) is not None
     report["layers"] = log.layers
     return report
-
-
-def main() -> None:
-    """Build the jobs from standard input."""
-    jobs = json.load(sys.stdin)
-    # The library prints as well; its output must not mix with the results.
-    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    for job in jobs:
-        results.write(json.dumps(build(job)) + "\n")
-        results.flush()

@@ -16,7 +16,14 @@ from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, one_row_sizes
 from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS, Quantizer
-from onnxfq.targets.tensorrt.limits import ALONE, FLOAT8_WINDOW, ONE_PER_TENSOR, explain_one_row
+from onnxfq.targets.tensorrt.limits import (
+    ALONE,
+    FLOAT8_WINDOW,
+    NO_BFLOAT16,
+    NO_BFLOAT16_OPS,
+    ONE_PER_TENSOR,
+    explain_one_row,
+)
 
 
 def check_one_side(reading: CheckContext) -> Iterator[Finding]:
@@ -155,11 +162,12 @@ def check_transposed_convolutions(reading: CheckContext) -> Iterator[Finding]:
     Source: NVIDIA/TensorRT issues 1694 and 2380 name axis 0, ModelOpt writes axis 1.
     """
     for promised, weight, q in reading.weights():
-        if promised.site.op != "ConvTranspose":
-            continue
-        if q.float_type == TensorProto.BFLOAT16:
-            message = "TensorRT for RTX builds no quantized ConvTranspose in bfloat16; use float16 or float32"
+        op = promised.site.op
+        if op in NO_BFLOAT16_OPS and q.float_type == TensorProto.BFLOAT16:
+            message = f"{NO_BFLOAT16.format(op)}; use float16 or float32"
             yield make_finding("conv-transpose", "refused", promised.site, message, weight.tensor)
+            continue
+        if op != "ConvTranspose":
             continue
         message = "TensorRT for RTX runs it in float, other TensorRT may not; try trtexec"
         if q.scale_shape and q.scale_shape[0] != 1:
