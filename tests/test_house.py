@@ -183,7 +183,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 1243,  # remedies for words, files and addresses of others; no room fell
     "targets": 6459,  # a bias in its product on the HTP, signs in OpenVINO, single blocks; passes fell
     "tools": 1803,  # a remedy for codes of rules; no room fell
-    "torch": 6087,  # no form of attentions by hand, one block of a module; placement fell too
+    "torch": 6024,  # functions refuse what layers refuse; grids share buffers and checks, compat fell too
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 
