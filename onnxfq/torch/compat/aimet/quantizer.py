@@ -122,7 +122,7 @@ class QuantizerBase(Unscripted, nn.Module):
             return not self._fresh
         return all([self._is_set(name) for name in list(self._fresh)])
 
-    def get_encoding(self) -> EncodingBase | None:
+    def get_encoding(self) -> Any:
         """Return what `get_encodings` returns; AIMET's earlier name."""
         return self.get_encodings()
 
