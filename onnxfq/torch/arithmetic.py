@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxfq.errors import SpecError, nearest
+from onnxfq.errors import SpecError
+from onnxfq.numerics.affine import as_qtype, check_names
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import Layout
-from onnxfq.numerics.qtypes import QType, qtype_by_name
+from onnxfq.numerics.qtypes import QType
 
 
 def _round_away(v: Tensor, is_far: Callable[[Tensor, float], Tensor]) -> Tensor:
@@ -69,12 +70,8 @@ class RoundingGrid:
         qtype: QType | str, rounding: str, arithmetic: str, saturate: bool, packed_mask: bool = False
     ) -> RoundingGrid:
         """Return the grid of these names. Raises SpecError with the nearest names for an unknown one."""
-        if rounding not in ROUNDINGS:
-            raise SpecError(f"unknown rounding {rounding!r}{nearest(rounding, ROUNDINGS)}")
-        if arithmetic not in ARITHMETICS:
-            raise SpecError(f"unknown arithmetic {arithmetic!r}{nearest(arithmetic, ARITHMETICS)}")
-        number_type = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
-        return RoundingGrid(number_type, rounding, arithmetic, saturate, packed_mask)
+        check_names(rounding=rounding, arithmetic=arithmetic)
+        return RoundingGrid(as_qtype(qtype), rounding, arithmetic, saturate, packed_mask)
 
 
 @dataclass(frozen=True)

@@ -166,13 +166,9 @@ def freeze_grids(model: nn.Module) -> Iterator[None]:
     """Freeze all grids of `model`, and restore everything afterwards."""
     folded = [module for module in model.modules() if module.__dict__.get("folded_norm") is not None]
     with contextlib.ExitStack() as stack:
-        for name, module in list(model.named_modules()):
-            if not hasattr(module, "freeze_grid"):  # also quantizers with the interface of other libraries
-                continue
-            try:
+        for module in list(model.modules()):
+            if hasattr(module, "freeze_grid"):  # also quantizers with the interface of other libraries
                 stack.enter_context(module.freeze_grid())
-            except StatisticsError as error:
-                raise StatisticsError(f"quantizer {name!r}: {error}") from None
         for layer in folded:
             parts = {"weight": fold_weight(layer), "bias": fold_bias(layer, layer.folded_norm)}
             for name, value in parts.items():

@@ -140,42 +140,35 @@ class Swapped:
             args = (quantizer(args[0]), *args[1:])
         elif quantizer is not None:
             keywords["input"] = quantizer(keywords["input"])
-        with block_of(self):
-            result = super().forward(*args, **keywords)  # type: ignore[misc]
+        _check_parametrized(self)
+        with QuantizedCalls(self) if self.__dict__.get(TABLE) else aside(self):
+            result = self._run_original(*args, **keywords)
         outputs = self.__dict__.get(OUTPUTS)
         if outputs is None:
             return result
         held = self._modules
         return change_outputs(result, lambda at, x: held[outputs[at]](x) if at in outputs else x)
 
-
-def block_of(module: nn.Module) -> Any:
-    """Return the block in which the forward of a swapped module runs, and reads its weights quantized."""
-    _check_parametrized(module)
-    return QuantizedCalls(module) if module.__dict__.get(TABLE) else aside(module)
+    def _run_original(self, *args: Any, **keywords: Any) -> Any:
+        """Run the forward of the layer, which reads its weights quantized."""
+        return super().forward(*args, **keywords)  # type: ignore[misc]
 
 
 class SwappedConv(Swapped):
     """Convolution with an optional BatchNorm folded into its weight (`quantize.py`)."""
 
-    def forward(self, input: Tensor) -> Tensor:  # torch's name: callers may pass it as a keyword
+    def _run_original(self, input: Tensor) -> Tensor:
         """Convolve with the folded weight; the BatchNorm follows as a module, or is part of this one."""
+        layer: Any = self
         norm: nn.Module | None = self.__dict__.get("folded_norm")
+        weight = layer.weight
         if norm is None:
-            return super().forward(input)
-        with block_of(self):
-            return _run_folded(self, norm, input)
-
-
-def _run_folded(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
-    quantizer = layer._modules.get("input" + SUFFIX)
-    x = x if quantizer is None else quantizer(x)
-    weight = layer.weight
-    if is_exporting() or norm.frozen:
-        return layer._conv_forward(x, weight, fold_bias(layer, norm))
-    # The factor is taken out of the weight, not out of the result, which has far more elements.
-    inverse = 1 / norm_factor(norm).reshape([-1] + [1] * (weight.ndim - 1))
-    return layer._conv_forward(x, weight * inverse, layer.bias)
+            return layer._conv_forward(input, weight, layer.bias)
+        if is_exporting() or norm.frozen:
+            return layer._conv_forward(input, weight, fold_bias(layer, norm))
+        # The factor is taken out of the weight, not out of the result, which has far more elements.
+        inverse = 1 / norm_factor(norm).reshape([-1] + [1] * (weight.ndim - 1))
+        return layer._conv_forward(input, weight * inverse, layer.bias)
 
 
 def norm_factor(norm: nn.Module) -> Tensor:
@@ -271,7 +264,7 @@ def _make_class(original: type[nn.Module], mixin: type, names: tuple[str, ...]) 
         body["_flat_weights"] = property(
             lambda self: [getattr(self, name) for name in self._flat_weights_names], lambda self, value: None
         )
-    if mixin is Swapped and not names:
+    if mixin.forward is Swapped.forward:  # type: ignore[attr-defined]
         body["forward"] = _forward_like(original.forward)
     body |= {"float_class": original, "mixin": mixin, "weight_names": names}
     body |= {"__module__": original.__module__, "__doc__": original.__doc__}

@@ -18,7 +18,6 @@ from onnxfq.torch.observers import OwnTypes, refill
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.qat_gradients import (
     check_values,
-    grid_ends_to_scale,
     lsq_factor,
     next_half,
     range_to_params,
@@ -29,21 +28,8 @@ from onnxfq.torch.qat_gradients import (
 Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
 LEARNED = ("nothing", "scale", "scale_zero_point", "range")
 
-_BASES: dict[Learned, tuple[str, str]] = {
-    "nothing": ("scale", "zero_point"),
-    "scale": ("calibrated_scale", "zero_point"),
-    "scale_zero_point": ("calibrated_scale", "calibrated_zero_point"),
-    "range": ("calibrated_rmin", "calibrated_rmax"),
-}
-"""Buffers of a grid by what is learned: the grid itself, or the one that learning begins from."""
-
-_RESULTS: dict[Learned, tuple[str, ...]] = {
-    "nothing": (),
-    "scale": ("scale",),
-    "scale_zero_point": ("scale", "zero_point"),
-    "range": ("rmin", "rmax", "scale", "zero_point"),
-}
-"""The grid as it is used, which state dicts hold too, for other tools."""
+_FIXED, _CALIBRATED = ("scale", "zero_point"), ("calibrated_scale", "calibrated_zero_point")
+"""Buffers of a grid: the grid itself, or, if something is learned, the one that learning begins from."""
 
 
 class LearnedGrid(OwnTypes):
@@ -73,40 +59,38 @@ class LearnedGrid(OwnTypes):
     @property
     def scale(self) -> Tensor:
         """The scale as it is used: a buffer, or computed from what is learned."""
-        return self._stored("scale") if self.learned == "nothing" else self._effective()[0]
+        return self._stored(0) if self.learned == "nothing" else self._effective()[0]
 
     @property
     def zero_point(self) -> Tensor:
         """The zero point as it is used: a buffer, or computed from what is learned."""
-        if self.learned in ("nothing", "scale"):
-            return self._stored("zero_point")
-        return self._params()[1]
+        return self._stored(1) if self.learned in ("nothing", "scale") else self._params()[1]
 
     @property
     def rmin(self) -> Tensor:
         """Lower end of a learned range."""
-        return self._range(self._stored("calibrated_rmin"), -1)
+        return self._end(-1)
 
     @property
     def rmax(self) -> Tensor:
         """Upper end of a learned range."""
-        return self._range(self._stored("calibrated_rmax"), 1)
-
-    def _stored(self, name: str) -> Tensor:
-        held = self._buffers.get(name)
-        if held is None:  # as modules say of what they do not have
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return held
+        return self._end(1)
 
     @property
-    def _base(self) -> Tensor:
-        """A buffer that has the shape of the scale."""
-        return self._stored(_BASES[self.learned][0])
+    def _names(self) -> tuple[str, str]:
+        return _FIXED if self.learned == "nothing" else _CALIBRATED
+
+    def _stored(self, position: int) -> Tensor:
+        """Return the scale or the zero point as it is stored, of one shape."""
+        held = self._buffers.get(self._names[position])
+        if held is None:  # as modules say of what they do not have
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {_FIXED[position]!r}")
+        return held
 
     @property
     def is_initialized(self) -> bool:
         """Tell whether scale and zero point are known."""
-        return bool(self._base.numel())
+        return bool(self._stored(0).numel())
 
     def _params(self) -> tuple[Tensor, Tensor]:
         scale, zero_point = self._effective()
@@ -115,21 +99,20 @@ class LearnedGrid(OwnTypes):
     def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return (scale, zero point) as used; `elements` share one scale, for the gradients."""
         qtype, symmetric = self.spec.qtype, self.spec.symmetric
-        if self.learned == "range":
+        if self.learned == "range" and not symmetric:
             rules = ParamRules(float_type=self.float_type)
-            if symmetric:
-                return grid_ends_to_scale(self.rmin, self.rmax, qtype, rules), None
             return range_to_params(self.rmin, self.rmax, qtype, symmetric, rules)
+        scale, zero_point = self._stored(0), None if symmetric else self._stored(1)
         if self.learned == "nothing":
-            return self._of_type(self._stored("scale")), None if symmetric else self._stored("zero_point")
-        factor = lsq_factor(elements, qtype) if elements else 1.0
-        scale = self._stored("calibrated_scale") * scale_gradient(self.log_ratio, factor).exp()
+            return self._of_type(scale), zero_point
+        # AIMET's ranges have gradients as they are.
+        factor = lsq_factor(elements, qtype) if elements and self.learned != "range" else 1.0
+        scale = scale * scale_gradient(self.log_ratio, factor).exp()
         scale = scale.clamp(FLOATS[self.float_type].smallest_scale, torch.finfo(scale.dtype).max)
-        scale = self._of_type(scale)
-        if symmetric or self.learned == "scale":
-            return scale, None if symmetric else self._stored("zero_point")
-        moved = self._stored("calibrated_zero_point") + scale_gradient(self.steps, factor)
-        return scale, round_straight_through(moved).clamp(qtype.qmin, qtype.qmax)
+        if zero_point is not None and self.learned == "scale_zero_point":
+            moved = zero_point + scale_gradient(self.steps, factor)
+            zero_point = round_straight_through(moved).clamp(qtype.qmin, qtype.qmax)
+        return self._of_type(scale), zero_point
 
     def _of_type(self, scale: Tensor) -> Tensor:
         """Return the next scale that is a number of the type of the inputs, with the gradient of `scale`."""
@@ -138,16 +121,16 @@ class LearnedGrid(OwnTypes):
         # The difference is exact, and so is the sum.
         return scale + (next_half(scale.detach(), self.float_type) - scale.detach())
 
-    def _range(self, end: Tensor, side: int) -> Tensor:
+    def _end(self, side: int) -> Tensor:
         """Return an end of the learned range from the calibrated one; `side` is -1 or 1.
 
         A range around 0 keeps it; others keep their middle, which moves by steps.
         """
+        scale, ends = self._stored(0), self._ends(self._stored(0), self._stored(1))
+        end = ends[side > 0]
         if self.spec.symmetric:
             return end * self.log_ratio.exp()
-        width = self._stored("calibrated_rmax") - self._stored("calibrated_rmin")
-        step = width / (self.spec.qtype.qmax - self.spec.qtype.qmin)
-        return end + self.steps * step + side * width * self.log_ratio.expm1() / 2
+        return end + self.steps * scale + side * (ends[1] - ends[0]) * self.log_ratio.expm1() / 2
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def qparams(self) -> tuple[Tensor, Tensor]:
@@ -166,8 +149,7 @@ class LearnedGrid(OwnTypes):
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _rebase(self, scale: Tensor, zero_point: Tensor) -> None:
         """Take a grid as the calibrated one; what was learned keeps its distance from it."""
-        values = self._ends(scale, zero_point) if self.learned == "range" else (scale, zero_point)
-        for name, value in zip(_BASES[self.learned], values, strict=True):
+        for name, value in zip(self._names, (scale, zero_point), strict=True):
             refill(self, name, value)
 
     def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,21 +174,26 @@ class LearnedGrid(OwnTypes):
         self._declare(what, *self.qparams())
 
     def _declare(self, what: Learned, scale: Tensor, zero_point: Tensor) -> None:
-        for name in {"log_ratio", "steps"}.union(*_BASES.values()):
+        for name in ("log_ratio", "steps", *_FIXED, *_CALIBRATED):
             for kind in ("_parameters", "_buffers"):
                 self.__dict__[kind].pop(name, None)
         self.learned = what
-        values = self._ends(scale, zero_point) if what == "range" else (scale, zero_point.to(torch.int32))
-        for name, value in zip(_BASES[what], values, strict=True):
+        for name, value in zip(self._names, (scale, zero_point.to(torch.int32)), strict=True):
             self.register_buffer(name, value.clone())
         if what != "nothing":
             self.log_ratio = nn.Parameter(torch.zeros_like(scale))
         if what in ("scale_zero_point", "range") and not self.spec.symmetric:
             self.steps = nn.Parameter(torch.zeros_like(scale))
 
+    @property
+    def _results(self) -> tuple[str, ...]:
+        """The grid as it is used, which state dicts hold too, for other tools."""
+        ends = ("rmin", "rmax") if self.learned == "range" else ()
+        return () if self.learned == "nothing" else (*ends, *_FIXED)
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in _RESULTS[self.learned]:
+        for name in self._results:
             value: Tensor = getattr(self, name)
             destination[prefix + name] = value if keep_vars else value.detach()
         destination[prefix + "learned"] = torch.tensor(LEARNED.index(self.learned))
@@ -218,10 +205,10 @@ class LearnedGrid(OwnTypes):
             if learned != self.learned:
                 scale = state[prefix + "scale"]
                 self._declare(learned, torch.zeros_like(scale), torch.zeros_like(scale))
-            for name in _RESULTS[self.learned]:
+            for name in self._results:
                 state.pop(prefix + name, None)
         if self.spec.granularity == PER_TENSOR and len(getattr(self, "shape", None) or ()) == 0:
-            for name in ("scale", "zero_point"):  # torch.ao's have the shape [1]
+            for name in _FIXED:  # torch.ao's have the shape [1]
                 given = state.get(prefix + name)
                 if given is not None and given.numel() == 1:
                     state[prefix + name] = given.reshape(())

@@ -27,7 +27,13 @@ from onnxfq.stages.plan import make_plan
 from onnxfq.targets.target import prepare_model
 from onnxfq.torch.calls import CallPlace
 from onnxfq.torch.module_names import CallNames, QuantizerHolder
-from onnxfq.torch.placement import Layer, check_overrides, name_rounding, rename_overrides
+from onnxfq.torch.placement import (
+    Layer,
+    check_overrides,
+    name_rounding,
+    refuse_features,
+    rename_overrides,
+)
 from onnxfq.torch.recording import CallRecord
 
 _QUOTED = re.compile("'([^']+)'")
@@ -111,6 +117,9 @@ def plan_module(
     names = CallNames(module, record, exported, prepare_model(exported, recipe.target))
     asked = _translate(recipe, names, layers)
     plan = make_plan(exported, asked, strict=False)
+    for one in plan.placements:
+        if one.role != "bias":
+            refuse_features(asked, one.uses[0].node, one.tensor, is_weight=one.role == "weight")
     lost = {p.tensor: next(filter(None, map(names.why_lost, p.uses)), "") for p in plan.activations}
     for tensor, why in lost.items():
         plan = plan.without({tensor}, why) if why else plan

@@ -19,7 +19,6 @@ from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.plan_text import plan_summary
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import NEAREST
-from onnxfq.documents.schemes import ActivationScheme
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.names import Use
 from onnxfq.placement.bare_products import list_products
@@ -113,7 +112,8 @@ def plan_layers(recipe: Recipe, layers: Sequence[Layer]) -> Plan:
     placements: list[Placement] = []
     nodes, skipped = [], []
     for layer in layers:
-        _refuse_features(layer, recipe)
+        for tensor in layer.tensors:
+            refuse_features(recipe, layer.name, tensor, is_weight=tensor != layer.tensor("input"))
         decided, why_float = _decide(layer, recipe)
         needs = tuple(Use(layer.name, slot) for slot in range(len(decided)))
         for use, placement in zip(needs, decided, strict=True):
@@ -181,27 +181,26 @@ def _list_products(layer: Layer) -> Iterator[Any]:
     return list_products(layer.name, layer.kind.form, read, weights)
 
 
-def _refuse_features(layer: Layer, recipe: Recipe) -> None:
-    """Raise RecipeError for features that a module does not have.
+def refuse_features(recipe: Recipe, node: str, tensor: str, is_weight: bool) -> None:
+    """Raise RecipeError if a recipe asks for features that a module does not have, for a tensor of a node.
 
     They are formula-derived scales, several scales of an activation, and fractional zero points.
     """
-    read = recipe.activation_for(layer.name, "", layer.tensor("input")) if layer.kind.has_input else None
-    weights = [recipe.weight_for(layer.name, "", layer.tensor(name)) for name in layer.parameters]
-    for scheme in (*([] if read is None else [read]), *weights):
-        parts = scheme.granularity if isinstance(scheme, ActivationScheme) else "per_tensor"
-        features = {
-            "fractional zero points": scheme.zero_point == "fractional",
-            "dynamic scales": isinstance(scheme, ActivationScheme) and scheme.dynamic,
-            f"granularity {parts} of activations": parts != "per_tensor",
-            f"scale_type {scheme.scale_type}": scheme.scale_type != "float32",
-        }
-        found = next((name for name, is_asked in features.items() if is_asked), "")
-        if found:
-            raise RecipeError(
-                f"recipe {recipe.name} asks for {found}, which torch modules do not have; quantize the "
-                "exported ONNX model with it"
-            )
+    read = None if is_weight else recipe.activation_for(node, "", tensor)
+    scheme = recipe.weight_for(node, "", tensor) if read is None else read
+    parts = "per_tensor" if read is None else read.granularity
+    features = {
+        "fractional zero points": scheme.zero_point == "fractional",
+        "dynamic scales": read is not None and read.dynamic,
+        f"granularity {parts} of activations": parts != "per_tensor",
+        f"scale_type {scheme.scale_type}": scheme.scale_type != "float32",
+    }
+    found = next((name for name, is_asked in features.items() if is_asked), "")
+    if found:
+        raise RecipeError(
+            f"recipe {recipe.name} asks for {found}, which torch modules do not have; quantize the "
+            "exported ONNX model with it"
+        )
 
 
 def check_overrides(

@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
+from onnxfq.numerics.affine import check_params
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
@@ -69,7 +71,7 @@ def fake_quantize(
             infinity or NaN.
 
     Raises SpecError as `onnxfq.fake_quantize` does. The values of scale and zero_point are checked on the CPU
-    only, and not while torch compiles or exports.
+    only, and not while torch compiles, exports or transforms.
     """
     grid = RoundingGrid.from_names(qtype, rounding, arithmetic, saturate)
     return check_and_quantize(x, scale, zero_point, grid, Granularity.of(axis, block_size, block_shape))
@@ -91,7 +93,8 @@ def check_and_quantize(
     zeros = zero_point.to(work) if isinstance(zero_point, Tensor) else None
     if zeros is None and zero_point != 0:
         zeros = torch.tensor(float(zero_point), dtype=work, device=x.device)
-    if not (torch.compiler.is_compiling() or is_exporting()) and scales.device.type == "cpu":
+    seen = not (torch.compiler.is_compiling() or is_exporting() or kernels.is_transforming())
+    if seen and scales.device.type == "cpu":
         check_values(scales, None if free_zero else zeros, grid)
     return quantize_to(x, scales, zeros, grid, granularity)
 
@@ -150,24 +153,10 @@ def check_values(
 
     With `spec` zero points must be integers, and 0 if it is symmetric.
     """
-    wrong = ~(torch.isfinite(scale) & (scale > 0))
-    if wrong.any():
-        raise SpecError(f"scale must be finite and positive, found {float(scale[wrong].flatten()[0])}")
-    if grid.arithmetic == "reciprocal" and torch.isinf(1 / scale).any():
-        raise SpecError(f"scale {float(scale.min())} has no finite reciprocal; use arithmetic 'divide'")
-    if zero_point is None:
-        return
-    qtype = grid.qtype
-    low, high = (0, 0) if qtype.is_float else (qtype.qmin, qtype.qmax)
-    outside = ~((zero_point >= low) & (zero_point <= high))
-    if outside.any():
-        rule = "0 for a float type" if qtype.is_float else f"a number in [{low}, {high}] for {qtype}"
-        raise SpecError(f"zero_point must be {rule}, found {float(zero_point[outside].flatten()[0])}")
-    if spec is not None:
-        wrong = zero_point != (0 if spec.symmetric else zero_point.round())
-        if wrong.any():
-            rule = f"of {spec} must be 0" if spec.symmetric else "must be an integer"
-            raise SpecError(f"zero_point {rule}, found {float(zero_point[wrong].flatten()[0])}")
+    scales, zeros = (0 if one is None else one.detach().cpu().double().numpy() for one in (scale, zero_point))
+    check_params(scales, zeros, grid.qtype, grid.rounding, grid.arithmetic, fractions=spec is None)
+    if spec is not None and spec.symmetric and np.any(zeros):
+        raise SpecError(f"zero_point of {spec} must be 0, found {np.ravel(zeros)[np.flatnonzero(zeros)[0]]}")
 
 
 @dataclass(frozen=True)
@@ -312,16 +301,6 @@ def range_to_params(
     if rules.fractional_zero_point:
         return scale, zero.to(scale.dtype)
     return scale, round_straight_through(zero).to(scale.dtype)
-
-
-def grid_ends_to_scale(rmin: Tensor, rmax: Tensor, qtype: QType, rules: ParamRules) -> Tensor:
-    """Return the scale of a symmetric grid from its two ends: (rmax - rmin) / (qmax - qmin).
-
-    Both ends have a gradient, as AIMET's learned min and max. With ends that are not qmin and qmax times one
-    scale, as in training, it is their mean; `range_to_params` holds both ends instead.
-    """
-    low, high = rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0)
-    return _step_to_scale((high - low) / (qtype.qmax - qtype.qmin), rules).float()
 
 
 def ends_by_rule(rmin: Tensor, rmax: Tensor, qtype: QType, rule: str) -> tuple[Tensor, Tensor]:

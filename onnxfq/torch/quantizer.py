@@ -169,7 +169,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
     def _export(self, x: Tensor) -> Tensor:
         # A trace records sizes of tensors, but not the bytes behind them.
         traced = torch.jit.is_tracing()
-        if not (self._base.untyped_storage().nbytes() if traced else self.is_initialized):
+        if not (self._stored(0).untyped_storage().nbytes() if traced else self.is_initialized):
             raise StatisticsError(_NO_SCALE)
         return self._round(x)
 
@@ -218,7 +218,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
             self.float_type = float_type
 
     def _round(self, x: Tensor, params: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        count = max(x.numel() // max(self._base.numel(), 1), 1) if self.learned != "nothing" else 0
+        count = max(x.numel() // max(self._stored(0).numel(), 1), 1) if self.learned != "nothing" else 0
         scale, zero_point = self._effective(count) if params is None else params
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
         if scale.dtype != work:  # an exporter keeps a cast that changes nothing

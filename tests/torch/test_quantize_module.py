@@ -707,6 +707,16 @@ def test_what_a_module_has_not(fields, message):
         quantize_module(model, "mxint8")
 
 
+def test_what_a_function_has_not():
+    """A product in a forward is refused as a layer is, and the module stays as it was."""
+    content = {"name": "test", "target": "simulation", "weights": {"qtype": "int8"}}
+    content["activations"] = {"qtype": "int8", "dynamic": True}
+    model = Functional()
+    with pytest.raises(RecipeError, match="test asks for dynamic scales.*quantize the exported ONNX"):
+        quantize_module(model, Recipe.model_validate(content), example_inputs=torch.ones(2, 4, 5, 5))
+    assert type(model) is Functional and not quantizers(model)
+
+
 class Functional(nn.Module):
     """Depthwise convolution as a function."""
 

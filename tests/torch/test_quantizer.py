@@ -221,7 +221,7 @@ def test_set_qparams():
     for message, args in (
         ("finite and positive", (-1.0,)),
         (r"in \[0, 15\] for uint4, found 16", (1.0, 16)),
-        ("must be an integer, found 0.5", (1.0, 0.5)),
+        (r"must be an integer in \[0, 15\] for uint4, found 0.5", (1.0, 0.5)),
         (r"must have scale's shape \[2\]", ([1.0, 1.0], [0, 0, 0])),
     ):
         with pytest.raises(SpecError, match=message):

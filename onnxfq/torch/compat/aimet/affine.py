@@ -15,11 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import qtype_of_integers
-from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arguments import checked_methods
-from onnxfq.torch.arithmetic import RoundingGrid, granularity_of_shape
 from onnxfq.torch.compat.aimet.encoding_analyzer import MinMaxEncodingAnalyzer, smallest_scale
 from onnxfq.torch.compat.aimet.encodings import AffineEncoding as AffineEncoding
 from onnxfq.torch.compat.aimet.encodings import GroupedBlockEncoding as GroupedBlockEncoding
@@ -31,8 +28,7 @@ from onnxfq.torch.compat.aimet.grid import IntegerGrid, check_limits, check_shif
 from onnxfq.torch.compat.aimet.quantizer import QuantizerBase
 from onnxfq.torch.compat.aimet.statistics import as_shape
 from onnxfq.torch.compat.aimet.tensor import QuantizedTensor, plain
-from onnxfq.torch.qat_gradients import quantize_to, round_straight_through
-from onnxfq.torch.quantizer import FakeQuantize
+from onnxfq.torch.qat_gradients import round_straight_through
 
 _OTHERS = {"encoding_analyzer": None, "block_size": None, "zero_point_shift": None}
 _GRID = ("qmin", "qmax", "symmetric", "zero_point_shift")
@@ -222,29 +218,18 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
         for name in filter(state.__contains__, _GRID):
             setattr(self, name, state[name])
 
-    def _constant(self) -> FakeQuantize:
-        encoding = self.get_encodings()
-        assert encoding is not None
+    def check_export(self, name: str) -> None:
+        """Raise as QuantizerBase, and SpecError for a shift of half a step."""
+        super().check_export(name)
         if self.zero_point_shift:
-            raise SpecError("no model file has a zero_point_shift, found 0.5; export a quantizer without it")
-        qtype, zero_point = self._integers(encoding)
-        frozen = FakeQuantize(QuantSpec(qtype=qtype, symmetric=self.symmetric), None, shape=self.shape)
-        frozen.set_qparams(encoding.scale, zero_point)
-        return frozen
-
-    def _integers(self, encoding: AffineEncoding) -> tuple[Any, Tensor]:
-        """Return the number type and the zero point, which is 0 for symmetric integers."""
-        if not self.symmetric:
-            return qtype_of_integers(self.qmin, self.qmax), -encoding.offset
-        middle = round((self.qmin + self.qmax) / 2)
-        return qtype_of_integers(self.qmin - middle, self.qmax - middle), torch.zeros_like(encoding.offset)
+            raise SpecError(f"no model file has the zero_point_shift 0.5 of {name!r}; export without it")
 
     def _as_node(self, x: Tensor, encoding: Any) -> Tensor:
-        qtype, zero_point = self._integers(encoding)
-        granularity = granularity_of_shape(self.shape, x.shape)
-        shape = Layout(granularity, x.shape).scale_shape
-        zeros = (zero_point - self.zero_point_shift).reshape(shape)
-        return quantize_to(x, encoding.scale.reshape(shape), zeros, RoundingGrid(qtype), granularity)
+        # The zero point of symmetric integers is 0.
+        middle = round((self.qmin + self.qmax) / 2) if self.symmetric else 0
+        zeros = torch.zeros_like(encoding.offset) if self.symmetric else -encoding.offset
+        qtype = qtype_of_integers(self.qmin - middle, self.qmax - middle)
+        return self._node(x, qtype, encoding.scale, zeros - self.zero_point_shift)
 
     def extra_repr(self) -> str:
         """Return the settings in one line."""
@@ -272,10 +257,13 @@ class _IntegerQuantizer(AffineQuantizerBase):
         if self.zero_point_shift:
             raise SpecError(f"{type(self).__name__} has no zero_point_shift, found 0.5; leave it out")
 
-    def _refuse_export(self, x: Tensor | None = None, encoding: Any = None) -> Any:
+    def check_export(self, name: str) -> None:
+        """Raise SpecError."""
         raise SpecError(f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize")
 
-    _constant = _as_node = _refuse_export
+    def _as_node(self, x: Tensor, encoding: Any) -> Tensor:
+        self.check_export("")
+        return x
 
 
 class Quantize(_IntegerQuantizer):

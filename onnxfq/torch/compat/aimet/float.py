@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.qtypes import QTYPES, float_qtype
-from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.compat.aimet.encoding_analyzer import MinMaxEncodingAnalyzer
 from onnxfq.torch.compat.aimet.encodings import FLOAT_FORMATS, FloatEncoding, FloatFormat
 from onnxfq.torch.compat.aimet.quantizer import EXTRA, QuantizerBase
 from onnxfq.torch.compat.aimet.tensor import plain
-from onnxfq.torch.quantizer import FakeQuantize
+from onnxfq.torch.onnx_node import is_lowered_later
 
 __all__ = ["FloatEncoding", "FloatQuantizeDequantize", "QuantizeDequantize"]
 
@@ -186,19 +185,20 @@ class FloatQuantizeDequantize(QuantizerBase):
             self.maxval.data = torch.zeros(given.shape, dtype=self.maxval.dtype, device=self.maxval.device)
         super()._load_from_state_dict(state, prefix, *args)
 
-    def _constant(self) -> Any:
-        scale = self.get_scale()
-        if self.bitwidth == 16 and self._format.dtype is not None:
-            if bool((scale != 1).any()):
-                raise SpecError("16-bit floats have scale 1 in a model file; remove the analyzer")
-            return CastModule(self._format.dtype)
-        name = str(self._format.dtype).removeprefix("torch.").replace("_", "")
-        qtype = QTYPES.get(name) or float_qtype(self.exponent_bits, self.mantissa_bits)
-        frozen = FakeQuantize(QuantSpec(qtype=qtype), None, shape=self.shape)
-        frozen.set_qparams(scale)
-        return frozen
+    def check_export(self, name: str) -> None:
+        """Raise SpecError for 16 bits with a scale other than 1."""
+        if self.bitwidth == 16 and self._format.dtype and bool((self.get_scale() != 1).any()):
+            raise SpecError(f"16-bit floats have scale 1 in a model file; remove the analyzer of {name!r}")
 
-    _as_node = _round
+    def _as_node(self, x: Tensor, encoding: Any) -> Tensor:
+        dtype = self._format.dtype
+        if not is_lowered_later():
+            return self._round(x, encoding)
+        if self.bitwidth == 16 and dtype is not None:
+            return x.to(dtype).to(x.dtype)
+        name = str(dtype).removeprefix("torch.").replace("_", "")
+        qtype = QTYPES.get(name) or float_qtype(self.exponent_bits, self.mantissa_bits)
+        return self._node(x, qtype, encoding.scale, torch.zeros_like(encoding.scale))
 
     def extra_repr(self) -> str:
         """Return the settings in one line."""
@@ -218,19 +218,6 @@ def _checked(exponent_bits: Any, mantissa_bits: Any, finite: Any, unsigned_zero:
     if not math.isfinite(made.max):
         raise SpecError(f"{made} has no largest number; give other bits")
     return made
-
-
-class CastModule(nn.Module):
-    """Cast to a 16-bit type and back, in place of a quantizer during an export."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Take the type."""
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x rounded to the type."""
-        return x.to(self.dtype).to(x.dtype)
 
 
 QuantizeDequantize = FloatQuantizeDequantize

@@ -96,14 +96,6 @@ def quantize_dequantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: An
     return _by_blocks(lambda x, s, o: rounded(x, s.to(work), o.to(work)), (tensor, scale, offset), block_size)
 
 
-def block_shape(shape: Sequence[int], param: Sequence[int], block_size: Sequence[int]) -> tuple[int, ...]:
-    """Return the elements of a block along the last axes of `shape`, one for each axis of `param`."""
-    last = tuple(shape)[len(shape) - len(param) :]
-    return tuple(
-        n // parts if size == -1 else size for n, parts, size in zip(last, param, block_size, strict=True)
-    )
-
-
 def interleaved(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
     """Return first[0], second[0], first[1], second[1], ..."""
     return tuple(n for pair in zip(first, second, strict=True) for n in pair)
@@ -117,7 +109,7 @@ def split_blocks(
         check_shapes(x.shape, shape, block_size)
     if not block_size:
         return x, tuple(shape)
-    sizes = block_shape(x.shape, shape, block_size)
+    sizes = [n // parts for n, parts in zip(x.shape[x.ndim - len(shape) :], shape, strict=True)]
     return x.reshape(-1, *interleaved(shape, sizes)), interleaved(shape, (1,) * len(shape))
 
 

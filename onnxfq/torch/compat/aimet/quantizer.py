@@ -12,12 +12,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
+from onnxfq.numerics.layout import Layout
+from onnxfq.numerics.qtypes import QType
 from onnxfq.torch.arguments import Unscripted, checked_methods
+from onnxfq.torch.arithmetic import RoundingGrid, granularity_of_shape
 from onnxfq.torch.compat.aimet.encoding_analyzer import StatisticsNotFoundError
 from onnxfq.torch.compat.aimet.encodings import EncodingBase
 from onnxfq.torch.compat.aimet.functions import fits
 from onnxfq.torch.compat.aimet.tensor import DequantizedTensor, QuantizedTensorBase, plain
 from onnxfq.torch.onnx_node import is_exporting
+from onnxfq.torch.qat_gradients import quantize_to
 
 EXTRA = "_extra_state"
 _METHODS = ("update_stats", "reset_stats", "compute_encodings", "compute_encodings_from_stats")
@@ -41,16 +45,16 @@ class QuantizerBase(Unscripted, nn.Module):
     block_size: tuple[int, ...] | None
     # What a subclass has beside these: the encoding, or None while a parameter is not set; that of a batch's
     # own range; x by an encoding; the steps and the symmetry of the grid, for the analyzer.
-    get_encodings: Callable[[], EncodingBase | None]
+    get_encodings: Callable[[], Any]
     _range_of: Callable[[Tensor, Tensor], EncodingBase]
     _round: Callable[[Tensor, Any], Tensor]
     _analyzed: Any
     _take: Callable[[Tensor, Tensor], None]
-    # The grid as numbers under AIMET's names; onnxfq's own quantizer, and its node in an exported graph.
+    # The grid as numbers under AIMET's names; its node in an exported graph; the encoding during an export.
     _grid_state: Callable[[], dict[str, Any]]
     _set_grid_state: Callable[[Mapping[str, Any]], None]
-    _constant: Callable[[], Any]
     _as_node: Callable[[Tensor, Any], Tensor]
+    _frozen: Any = None
     result: type[QuantizedTensorBase] = DequantizedTensor
 
     def __init__(self) -> None:
@@ -118,7 +122,7 @@ class QuantizerBase(Unscripted, nn.Module):
             return not self._fresh
         return all([self._is_set(name) for name in list(self._fresh)])
 
-    def get_encoding(self) -> EncodingBase | None:
+    def get_encoding(self) -> Any:
         """Return what `get_encodings` returns; AIMET's earlier name."""
         return self.get_encodings()
 
@@ -131,10 +135,9 @@ class QuantizerBase(Unscripted, nn.Module):
             return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
         if not isinstance(input, Tensor):
             raise ArgumentError(f"{type(self).__name__} takes a tensor, found {type(input).__name__}")
-        x, frozen = plain(input), self._modules.get("frozen")
-        if frozen is not None:
-            return frozen(x)
-        encoding = self._gathered(x) if self._gathers and x.numel() else self.get_encodings()
+        x = plain(input)
+        gathers = self._gathers and x.numel() and self._frozen is None
+        encoding = self._gathered(x) if gathers else self._frozen or self.get_encodings()
         if encoding is None:
             if not x.numel():
                 return self.result.of(x.clone(), None)
@@ -260,20 +263,25 @@ class QuantizerBase(Unscripted, nn.Module):
         for name in state["_fresh"]:
             self._forget(name)
 
+    def check_export(self, name: str) -> None:
+        """Raise StatisticsError before a range is known, SpecError for a grid that no model file has."""
+        if not self.is_initialized():
+            raise StatisticsError(f"quantizer {name!r}: it has no range yet; run data in compute_encodings")
+
     @contextlib.contextmanager
     def freeze_grid(self) -> Iterator[None]:
-        """Hold the range as constants inside the block, for an export.
-
-        Raises StatisticsError before a range is known, SpecError for a grid that no model file has.
-        """
-        if not self.is_initialized():
-            raise StatisticsError("it has no range yet; run data inside compute_encodings")
-        with torch.no_grad():
-            self._modules["frozen"] = self._constant()
+        """Hold the range as constants inside the block, for an export."""
+        self._frozen = self.get_encodings().change(lambda value: plain(value).detach().clone())
         try:
             yield
         finally:
-            del self._modules["frozen"]
+            del self._frozen
+
+    def _node(self, x: Tensor, qtype: QType, scale: Tensor, zero_point: Tensor) -> Tensor:
+        """Return x rounded by a node of an exported graph, with scales of the quantizer's shape."""
+        granularity = granularity_of_shape(self.shape, x.shape)
+        scales, zeros = (one.reshape(Layout(granularity, x.shape).scale_shape) for one in (scale, zero_point))
+        return quantize_to(x, scales, zeros, RoundingGrid(qtype), granularity)
 
 
 def _version(x: Tensor) -> int:

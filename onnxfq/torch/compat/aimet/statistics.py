@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +44,6 @@ class BinsSeen:
     max: Any = None
 
 
-def reduce_to(
-    x: Tensor, shape: Sequence[int], block_size: Sequence[int] | None, function: Callable[..., Tensor]
-) -> Tensor:
-    """Return torch.amin or amax of the elements of x that share a scale, in `shape`."""
-    seen, target = split_blocks(x, shape, block_size)
-    full = (1,) * (seen.ndim - len(target)) + target
-    dims = [d for d, n in enumerate(full) if n == 1]
-    return (function(seen, dim=dims) if dims else seen).reshape(tuple(shape))
-
-
 class _Observer:
     """Statistics of all data.
 
@@ -78,6 +68,13 @@ class _Observer:
         """Return what was seen."""
         return self.stats
 
+    def _rows(self, x: Tensor) -> Tensor:
+        """Return the elements of x that share a scale as rows, in the order of the flattened shape."""
+        seen, target = split_blocks(x, self.shape, self.block_size)
+        full = (1,) * (seen.ndim - len(target)) + target
+        order = sorted(range(seen.ndim), key=lambda d: full[d] == 1)
+        return seen.permute(order).reshape(math.prod(target), -1)
+
 
 class EndsObserver(_Observer):
     """Smallest and largest values of all data."""
@@ -85,8 +82,8 @@ class EndsObserver(_Observer):
     def collect_stats(self, x: Tensor) -> EndsSeen:
         """Return the statistics of one tensor. Raises SpecError for one that does not fit the shape."""
         with torch.no_grad():
-            ends = [reduce_to(x, self.shape, self.block_size, end) for end in (torch.amin, torch.amax)]
-        return EndsSeen(*ends)
+            ends = (end(self._rows(x), dim=1) for end in (torch.amin, torch.amax))
+            return EndsSeen(*(end.reshape(self.shape) for end in ends))
 
     def merge_stats(self, stats: EndsSeen) -> None:
         """Add the statistics of a tensor."""
@@ -134,15 +131,7 @@ class BinsObserver(_Observer):
         Raises SpecError for one that does not fit the shape, DataError without a finite value.
         """
         with torch.no_grad():
-            return [self._count(part) for part in self._parts(x)]
-
-    def _parts(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the elements of x for each scale."""
-        seen, target = split_blocks(x, self.shape, self.block_size)
-        full = (1,) * (seen.ndim - len(target)) + target
-        shared = [d for d, n in enumerate(full) if n == 1]
-        own = [d for d, n in enumerate(full) if n != 1]
-        yield from seen.permute(own + shared).reshape(math.prod(target), -1)
+            return [self._count(part) for part in self._rows(x)]
 
     def _count(self, x: Tensor) -> BinsSeen:
         finite = x.isfinite()
@@ -174,7 +163,7 @@ class BinsObserver(_Observer):
                     for one, far in zip(stats, reach, strict=True)
                 ]
                 return
-            parts = zip(self.stats, stats, self._parts(x), self._limits, strict=True)
+            parts = zip(self.stats, stats, self._rows(x), self._limits, strict=True)
             self.stats = [self._merge(*part) for part in parts]
 
     def _merge(self, known: BinsSeen, new: BinsSeen, x: Tensor, limits: tuple[Tensor, Tensor]) -> BinsSeen:
