@@ -790,10 +790,7 @@ LATER = (
         "ConvTranspose in bfloat16",
         change(UP, ("float[", "bfloat16[")),
         conv_constants(
-            2,
-            s=np.asarray(0.02, ml_dtypes.bfloat16),
-            ws=np.asarray(0.01, ml_dtypes.bfloat16),
-            wz=np.int8(0),
+            2, s=np.asarray(0.02, ml_dtypes.bfloat16), ws=np.asarray(0.01, ml_dtypes.bfloat16), wz=np.int8(0)
         ),
         "refused conv-transpose conv",
         "builder",
@@ -1171,9 +1168,7 @@ CASES = (
     case(
         "joined weights",
         change(
-            MATMUL,
-            ("[wdq] k =", "[wdq] half ="),
-            ("[mm]", "[join] k = Concat <axis = 0> (half, half) [mm]"),
+            MATMUL, ("[wdq] k =", "[wdq] half ="), ("[mm]", "[join] k = Concat <axis = 0> (half, half) [mm]")
         ),
         matmul_constants(w=stored(32, 32)),
         "refused operator-form join",
@@ -1459,14 +1454,7 @@ CASES = (
         "float",
     ),
     case("skip branch without a pair", RESIDUAL, conv_constants(), "warning skip-branch add", "low"),
-    case(
-        "float8 at opset 17",
-        MATMUL,
-        matmul_constants(F8),
-        "warning opset xq",
-        "low",
-        opset=17,
-    ),
+    case("float8 at opset 17", MATMUL, matmul_constants(F8), "warning opset xq", "low", opset=17),
     case(
         "int4 per channel by int8, Conv",
         CONV,

@@ -15,14 +15,7 @@ import onnxfq
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.data import sample_digest
 from onnxfq.data.replay import FEWEST_UNSEEN, MOST_UNSEEN
-from onnxfq.errors import (
-    DataError,
-    ModelError,
-    OnnxfqError,
-    OutputError,
-    RecipeError,
-    StatisticsError,
-)
+from onnxfq.errors import DataError, ModelError, OnnxfqError, OutputError, RecipeError, StatisticsError
 from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.io.load import load

@@ -131,8 +131,7 @@ CLI_ONLY = set("output report artifacts time build shape thumbnails custom_ops a
 
 
 @pytest.mark.parametrize(
-    "name",
-    [one.name for one in TABLE["quantize"] if one.name not in CLI_ONLY] + ["calibrator", "floats"],
+    "name", [one.name for one in TABLE["quantize"] if one.name not in CLI_ONLY] + ["calibrator", "floats"]
 )
 def test_quantize_reaches_what_its_command_does(name: str) -> None:
     """A word of the command is a parameter, or a field that the error spells out."""

@@ -299,9 +299,7 @@ def test_masks_stay_finite(lowest):
 def test_what_is_no_tensor_keeps_its_type(text: str, tmp_path: Path) -> None:
     """Makers and readers of a sequence or an optional stay in float32; the file loads as it is."""
     proto = build(
-        f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}",
-        {"w": weights(4, 4), "i": np.int64(0)},
-        opset=18,
+        f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}", {"w": weights(4, 4), "i": np.int64(0)}, opset=18
     )
     found = quantize(
         proto,
