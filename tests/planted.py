@@ -467,7 +467,6 @@ ZEROS8 = np.zeros(8, np.int8)
 CUT = "parser Failed to import initializer"
 POSITIVE, POINT = "parser must all be positive", "parser Non-zero zero point"
 CONSTANT = "builder is only allowed before DQ"
-WEIGHT_QDQ = ("[wdq] k =", "[wq] wi = QuantizeLinear <axis = 0> (w, ws, wz)\n    [wdq] k =")
 
 # Operators that TensorRT moves a DQ through, with their constants, and the channels that they leave of 8.
 COMMUTING_CONV: dict[str, tuple[Arrays, int]] = {
