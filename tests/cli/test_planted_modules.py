@@ -68,7 +68,7 @@ def test_no_planted_file_runs(line: str, planted: Path) -> None:
 def test_child_on_any_python(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child finds what the command finds, without the folder that a named module has put on the path."""
     monkeypatch.chdir(planted)
-    monkeypatch.setattr(sys, "path", [*sys.path, "", str(planted)])
+    monkeypatch.setattr(sys, "path", ["", str(planted), *sys.path])
     for version in ((3, 10), sys.version_info):
         monkeypatch.setattr(sys, "version_info", version)
         words = python_command("import sys, socket, numpy; print(sys.argv)", "address")
