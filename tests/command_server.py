@@ -211,6 +211,7 @@ def _run_python(words: Sequence[str]) -> int:
     warnings.simplefilter("error")
     sys.argv = list(words)
     if words[0] == "-c":
+        sys.argv.pop(1)
         sys.path.insert(0, "")
         module = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(words[1], "<string>", "exec"), module.__dict__)

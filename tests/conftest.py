@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -9,7 +10,7 @@ import re
 import signal
 import sys
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,13 @@ from onnxfq.support.resources import package_file
 # of them would wait for one another. A Cholesky factor of 144 columns took 300 times as long.
 for _pool in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_pool, "1")
+# Else each command that tests start would compile the whole package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A busy machine is not a fault of the code, so no example has a deadline.
-hypothesis.settings.register_profile("onnxfq", deadline=None)
+# Each run draws the same ones: no verdict is by chance. --all-cases draws others, and more of them.
+hypothesis.settings.register_profile("onnxfq", deadline=None, derandomize=True, max_examples=50)
+hypothesis.settings.register_profile("drawn", deadline=None)
 hypothesis.settings.load_profile("onnxfq")
 
 
@@ -54,7 +59,7 @@ _before = 0.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell whether dear files give a sample: in a run that names no tests."""
+    """Tell whether dear files give a sample, in a run that names no tests; and choose what is drawn."""
     given = getattr(config, "workerinput", None)
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     whole = (
@@ -63,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
         or config.getoption("--all-cases")
         or bool(config.getoption("-m"))
     )
+    if config.getoption("--all-cases"):
+        hypothesis.settings.load_profile("drawn")
     config.stash[_SAMPLED] = given["sampled"] if given is not None else not (named or whole)
 
 
@@ -77,6 +84,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.stash[_SAMPLED] or collection_path.suffix != ".py":
         return None
     return True if duration_of(collection_path) >= DEAR and not is_sampled(collection_path) else None
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected to the end out of the work of the garbage collector."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -138,10 +152,15 @@ def choose_cases(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests without a grid, and of each grid cases that have every value of every parameter.
 
     A case stays if it has a value that no case before it has. They are looked at in an order that only their
-    names decide, so that the same cases stay on every machine.
+    names decide, so that the same cases stay on every machine. Of a share of one in n each nth case stays.
     """
     grids = [item for item in items if item.get_closest_marker("grid")]
-    chosen = set(items) - set(grids)
+    chosen, cases = set(items) - set(grids), Counter[str]()
+    for item in items:
+        if share := item.get_closest_marker("share"):
+            name = item.nodeid.partition("[")[0]
+            chosen -= {item} if cases[name] % share.args[0] else set()
+            cases[name] += 1
     seen: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for item in sorted(grids, key=lambda item: zlib.crc32(item.nodeid.encode())):
         values = {(parameter, id(value)) for parameter, value in item.callspec.params.items()}

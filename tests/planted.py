@@ -264,10 +264,9 @@ class Planted:
     real: str
 
 
-def case(
-    name: str, text: str, constants: Arrays, finding: str, real: str, opset: int = 21, **imports: int
-) -> Planted:
-    """Make a case; finding: `severity rule node`, or nothing."""
+def case(name: str, text: str, constants: Arrays, verdict: str, opset: int = 21, **imports: int) -> Planted:
+    """Make a case; verdict: `severity rule node -> real`, or ` -> real` for a clean model."""
+    finding, _, real = verdict.partition(" -> ")
     severity, rule, node = finding.split() if finding else ("", "", "")
     ir = {13: 8, 17: 8, 21: 10, 23: 11, 24: 12, 26: 13, 27: 13}[opset]
     return Planted(
@@ -459,7 +458,9 @@ def refused_form(head: str, text: str) -> Planted:
     made = ("=> (float[1,8,6,6] y)", f"=> (float[1,8,6,6] y, {out})"), ("(d, k) }", f"(d, k) {text} }}")
     constants = conv_constants(**named_in(text, OPERANDS))
     finding = "refused operator-form odd"
-    return case(f"{name} beside a Conv", change(CONV, *made), constants, finding, real, *map(int, opset))
+    return case(
+        f"{name} beside a Conv", change(CONV, *made), constants, f"{finding} -> {real}", *map(int, opset)
+    )
 
 
 NO_POINTS = (("(x, s, z)", "(x, s)"), ("(q, s, z)", "(q, s)"))
@@ -467,7 +468,6 @@ ZEROS8 = np.zeros(8, np.int8)
 CUT = "parser Failed to import initializer"
 POSITIVE, POINT = "parser must all be positive", "parser Non-zero zero point"
 CONSTANT = "builder is only allowed before DQ"
-WEIGHT_QDQ = ("[wdq] k =", "[wq] wi = QuantizeLinear <axis = 0> (w, ws, wz)\n    [wdq] k =")
 
 # Operators that TensorRT moves a DQ through, with their constants, and the channels that they leave of 8.
 COMMUTING_CONV: dict[str, tuple[Arrays, int]] = {
@@ -532,8 +532,7 @@ AROUND = (
             f"clean {op} between",
             change(CHAIN, ("Relu (d)", op)),
             conv_constants(w=stored(8, channels, 3, 3), **more),
-            "",
-            "low",
+            " -> low",
         )
         for op, (more, channels) in COMMUTING_CONV.items()
     ),
@@ -546,8 +545,7 @@ AROUND = (
                 ("[mm] y = MatMul (d, k)", f"[between] t = {op} [mm] y = MatMul (t, k)"),
             ),
             matmul_constants(**more),
-            "",
-            "low",
+            " -> low",
         )
         for op, more in COMMUTING_MATMUL.items()
     ),
@@ -556,8 +554,7 @@ AROUND = (
             f"pair before {op}",
             change(CHAIN, ("Relu (d)", op)),
             conv_constants(**more),
-            "float pair-before conv",
-            "float",
+            "float pair-before conv -> float",
         )
         for op, more in BLOCKING.items()
     ),
@@ -627,7 +624,10 @@ def computed_scale(name: str, made: str, finding: str, real: str) -> Planted:
     """Return CONV with a scale that `made` computes from constants."""
     text = change(CONV, ("[xq]", f"[made] s = {made}\n    [xq]"))
     return case(
-        f"{name} makes the scale", text, conv_constants(s=None, **named_in(made, COMPUTED)), finding, real
+        f"{name} makes the scale",
+        text,
+        conv_constants(s=None, **named_in(made, COMPUTED)),
+        f"{finding} -> {real}",
     )
 
 
@@ -645,8 +645,7 @@ LATER = (
                 ("(float[1,8,6,6] y)", "(float[] y)"),
             ),
             conv_constants(s=None, **named_in(made, SIZES)),
-            finding,
-            real,
+            f"{finding} -> {real}",
         )
         for name, made, batch, finding, real in (
             *((name, made, "1", "", "low") for name, made in SIZED.items()),
@@ -660,23 +659,20 @@ LATER = (
         "Gather makes the scales of channels",
         change(CONV, ("[wdq]", "[made] ws = Gather (ws1, at)\n    [wdq]")),
         conv_constants(ws=None, ws1=f32([0.01] * 8), at=np.arange(8)),
-        "refused runtime-scale wdq",
-        "builder",
+        "refused runtime-scale wdq -> builder",
     ),
     case(
         "int8 scale of an activation",
         change(CONV, ("[xq]", "[made] s = DequantizeLinear (s8, s1)\n    [xq]")),
         conv_constants(s=None, s8=np.int8(2), s1=f32(0.01)),
-        "refused runtime-scale xq",
-        CONSTANT,
+        f"refused runtime-scale xq -> {CONSTANT}",
     ),
     *(
         case(
             f"{name} of {kind} scales",
             change(JOINED, ("Concat <axis = 1> (d, d2)", made)),
             conv_constants(s2=f32(scale), **(CHOICE if "c," in made else {})),
-            finding,
-            real,
+            f"{finding} -> {real}",
         )
         for name, made in JOINS.items()
         for kind, scale, finding, real in (
@@ -688,30 +684,26 @@ LATER = (
         "Where with a number",
         change(CHAIN, ("Relu (d)", "Where (c, d, f)")),
         conv_constants(f=f32(0), **CHOICE),
-        "float pair-before conv",
-        "float",
+        "float pair-before conv -> float",
     ),
     case(
         "largest of an axis",
         change(CHAIN, ("t = Relu (d)", "t, i = TopK (d, c)")),
         conv_constants(c=np.asarray([4])),
-        "",
-        "low",
+        " -> low",
     ),
     case(
         "two Casts between",
         change(CHAIN, ("[between] t = Relu (d)", "h = Cast <to = 10> (d) [between] t = Cast <to = 1> (h)")),
         conv_constants(),
-        "float pair-before conv",
-        "float",
+        "float pair-before conv -> float",
     ),
     *(
         case(
             f"float8 pair before {op}",
             change(CHAIN, ("Relu (d)", f"{op} (d)")),
             conv_constants(kernel, F8),
-            finding,
-            real,
+            f"{finding} -> {real}",
         )
         for op, kernel, finding, real in (
             ("MaxPool <kernel_shape = [2,2]>", 3, "float pair-before conv", "float"),
@@ -724,8 +716,7 @@ LATER = (
             f"weight behind {made.split()[0]}{', by channel' if by_channel else ''}",
             change(CONV, ("[wdq] k =", "[wdq] k0 ="), ("[conv]", f"[path] k = {made}\n    [conv]")),
             conv_constants(kernel, **more, **({} if by_channel else {"ws": f32(0.01), "wz": np.int8(0)})),
-            "float pair-before conv",
-            "float",
+            "float pair-before conv -> float",
         )
         for made, (kernel, more, by_channel) in WEIGHT_PATHS.items()
     ),
@@ -733,23 +724,20 @@ LATER = (
         "clean weight behind Neg",
         change(CONV, ("[wdq] k =", "[wdq] k0 ="), ("[conv]", "[path] k = Neg (k0)\n    [conv]")),
         conv_constants(ws=f32(0.01), wz=np.int8(0)),
-        "",
-        "low",
+        " -> low",
     ),
     case(
         "a factor of each column of a weight of one scale",
         change(MATMUL, ("[wdq] k =", "[wdq] k0 ="), ("[mm]", "[path] k = Mul (k0, c)\n    [mm]")),
         matmul_constants(ws=f32(0.01), wz=np.int8(0), c=f32([2] * 32)),
-        "float pair-before mm",
-        "mixed",
+        "float pair-before mm -> mixed",
     ),
     *(
         case(
             f"stack of weights with a scale each {what}",
             change(MATMUL, ("axis = 1", f"axis = {axis}")),
             matmul_constants(w=stored(2, 64, 32), ws=f32([0.01] * size), wz=np.zeros(size, np.int8)),
-            finding,
-            real,
+            f"{finding} -> {real}",
         )
         for what, axis, size, finding, real in (
             ("matrix", 0, 2, "float weight-axis mm", "mixed"),
@@ -762,8 +750,7 @@ LATER = (
         [wdq] k = DequantizeLinear <axis = 1, block_size = 64> (w, ws) e = Gather (k, x)
         t = Transpose <perm = [1,0]> (k) [mm] y = MatMul (e, t) }""",
         {"w": stored(256, 128, dtype=ml_dtypes.int4), "ws": np.full((256, 2), 0.1, np.float32)},
-        "",
-        "weight-only",
+        " -> weight-only",
     ),
     *(
         case(
@@ -771,8 +758,7 @@ LATER = (
             f"""g (float[256,4] x) => (float[32,4] y) {{
             [wdq] k = DequantizeLinear <axis = 1, block_size = 64> (w, ws) [mm] y = {op} (k, x) }}""",
             {"w": stored(32, 256, dtype=ml_dtypes.int4), "ws": np.full((32, 4), 0.1, np.float32)},
-            "refused int4-weight mm",
-            "crash",
+            "refused int4-weight mm -> crash",
         )
         for op in ("MatMul", "Gemm")
     ),
@@ -782,21 +768,16 @@ LATER = (
         [xq] q = QuantizeLinear (x, s, z) [xdq] d = DequantizeLinear <output_dtype = 10> (q, s, z)
         [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz) [mm] y = MatMul (d, k) }""",
         matmul_constants(ws=np.full(32, 0.01, np.float16)),
-        "refused float-types mm",
-        "builder CHECK_EQ",
+        "refused float-types mm -> builder CHECK_EQ",
         opset=23,
     ),
     case(
         "ConvTranspose in bfloat16",
         change(UP, ("float[", "bfloat16[")),
         conv_constants(
-            2,
-            s=np.asarray(0.02, ml_dtypes.bfloat16),
-            ws=np.asarray(0.01, ml_dtypes.bfloat16),
-            wz=np.int8(0),
+            2, s=np.asarray(0.02, ml_dtypes.bfloat16), ws=np.asarray(0.01, ml_dtypes.bfloat16), wz=np.int8(0)
         ),
-        "refused conv-transpose conv",
-        "builder",
+        "refused conv-transpose conv -> builder",
     ),
     *(
         case(
@@ -807,8 +788,7 @@ LATER = (
                 ("[xq]", "[cast] x = Cast <to = 1> (x0) [xq]"),
             ),
             matmul_constants(),
-            "refused tensor-type cast",
-            real,
+            f"refused tensor-type cast -> {real}",
         )
         for kind, real in FED.items()
     ),
@@ -818,8 +798,7 @@ LATER = (
         [quant] d = qonnx.custom_op.general.Quant <signed = 1, narrow = 0> (x, s, low, bits)
         [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz) [mm] y = MatMul (d, k) }""",
         matmul_constants(low=f32(0), bits=f32(8)),
-        "refused qonnx quant",
-        "parser",
+        "refused qonnx quant -> parser",
         **{"qonnx.custom_op.general": 1},
     ),
     *(
@@ -829,8 +808,7 @@ LATER = (
             [xdq] d = DequantizeLinear (q, s, z) [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
             [mm] y = MatMul (d, k) }}""",
             matmul_constants(z=np.uint8(0)),
-            "refused uint8 xdq",
-            "parser",
+            "refused uint8 xdq -> parser",
         )
         for what, kind, made in (
             ("as an input", "uint8", "q = Identity (x)"),
@@ -843,8 +821,7 @@ LATER = (
         [wdq] k = DequantizeLinear (w, s) [rdq] r = DequantizeLinear (rw, s)
         [mm] y = GRU <hidden_size = 4> (x, k, r) }""",
         {"w": stored(1, 12, 8), "rw": stored(1, 12, 4), "s": f32(0.1)},
-        "refused recurrent mm",
-        "builder",
+        "refused recurrent mm -> builder",
     ),
     case(
         "ReduceMax of booleans beside a Conv",
@@ -854,8 +831,7 @@ LATER = (
             ("}", "i = Greater (y, c) [odd] t = ReduceMax (i, at) }"),
         ),
         conv_constants(c=f32(0), at=np.asarray([2])),
-        "refused operator-form odd",
-        "parser BOOL",
+        "refused operator-form odd -> parser BOOL",
     ),
 )
 
@@ -871,38 +847,38 @@ CASES = (
     *AROUND,
     *LATER,
     # Clean ones: the rules say nothing and the engine has what is promised.
-    case("clean int8 conv", CONV, conv_constants(), "", "low"),
-    case("clean int8 conv at opset 13", CONV, conv_constants(), "", "low", opset=13),
-    case("clean int8 matmul", MATMUL, matmul_constants(), "", "low"),
-    case("clean float8 matmul", MATMUL, matmul_constants(F8), "", "low"),
-    case("clean float8 conv", CONV, conv_constants(dtype=F8), "", "low"),
-    case("clean int4", INT4, int4_constants(), "", "weight-only"),
-    case("clean float4", FLOAT4, float4_constants(), "", "low", opset=23, trt=1),
+    case("clean int8 conv", CONV, conv_constants(), " -> low"),
+    case("clean int8 conv at opset 13", CONV, conv_constants(), " -> low", opset=13),
+    case("clean int8 matmul", MATMUL, matmul_constants(), " -> low"),
+    case("clean float8 matmul", MATMUL, matmul_constants(F8), " -> low"),
+    case("clean float8 conv", CONV, conv_constants(dtype=F8), " -> low"),
+    case("clean int4", INT4, int4_constants(), " -> weight-only"),
+    case("clean float4", FLOAT4, float4_constants(), " -> low", opset=23, trt=1),
     case(
         "clean output_dtype",
         change(CONV, ("QuantizeLinear (x, s, z)", "QuantizeLinear <output_dtype = 3> (x, s)"), NO_POINTS[1]),
         conv_constants(z=None),
-        "",
-        "low",
+        " -> low",
     ),
     case(
         "clean Concat",
         change(CONCAT, ("(x2, s2, z)", "(x2, s, z)"), ("(q2, s2, z)", "(q2, s, z)")),
         conv_constants(),
-        "",
-        "low",
+        " -> low",
     ),
     case(
         "clean scale by arithmetic",
         change(CONV, ("[xq]", "[half] s = Div (s1, two)\n    [xq]")),
         conv_constants(s=None, s1=f32(0.04), two=f32(2)),
-        "",
-        "low",
+        " -> low",
     ),
     # Element types.
     *(
         case(
-            f"int8 constant of {name}", between(text), BETWEEN, f"refused quantized-constant {node}", CONSTANT
+            f"int8 constant of {name}",
+            between(text),
+            BETWEEN,
+            f"refused quantized-constant {node} -> {CONSTANT}",
         )
         for name, node, text in (
             ("Max", "m", "[m] t = Max (q, low)"),
@@ -920,16 +896,15 @@ CASES = (
             ("Gather", "m", "[m] t = Gather (table, index)"),
         )
     ),
-    case("int8 limits of Clip", between("[m] t = Clip (q, low)"), BETWEEN, "", "low"),
+    case("int8 limits of Clip", between("[m] t = Clip (q, low)"), BETWEEN, " -> low"),
     case(
         "int8 in Mod",
         between("[m] t = Mod (q, q)"),
         BETWEEN,
-        "refused int8-operator m",
-        "parser The fmod attribute",
+        "refused int8-operator m -> parser The fmod attribute",
     ),
     *(
-        case(name, CONV, conv_constants(**changes), finding, real)
+        case(name, CONV, conv_constants(**changes), f"{finding} -> {real}")
         for name, changes, finding, real in (
             ("int16 activation", {"z": np.int16(0)}, "refused tensor-type xq", CUT),
             ("uint16 activation", {"z": np.uint16(0)}, "refused tensor-type xq", CUT),
@@ -947,19 +922,20 @@ CASES = (
         "int16 weight",
         CONV,
         conv_constants(w=stored(8, 8, 3, 3, dtype=np.int16), wz=np.zeros(8, np.int16)),
-        "refused tensor-type wdq",
-        CUT,
+        f"refused tensor-type wdq -> {CUT}",
     ),
     case(
         "uint4 weight",
         INT4,
         {**int4_constants(), "w": np.ones((256, 32)).astype(ml_dtypes.uint4)},
-        "refused tensor-type wdq",
-        CUT,
+        f"refused tensor-type wdq -> {CUT}",
     ),
-    case("float8e5m2", MATMUL, matmul_constants(ml_dtypes.float8_e5m2), "refused tensor-type xq", CUT),
+    case("float8e5m2", MATMUL, matmul_constants(ml_dtypes.float8_e5m2), f"refused tensor-type xq -> {CUT}"),
     case(
-        "float8e4m3fnuz", MATMUL, matmul_constants(ml_dtypes.float8_e4m3fnuz), "refused tensor-type xq", CUT
+        "float8e4m3fnuz",
+        MATMUL,
+        matmul_constants(ml_dtypes.float8_e4m3fnuz),
+        f"refused tensor-type xq -> {CUT}",
     ),
     case(
         "e8m0 scales",
@@ -967,8 +943,7 @@ CASES = (
         [wdq] k = DequantizeLinear <axis = 0, block_size = 16, output_dtype = 1> (w, ws)
         [mm] y = Relu (k) }""",
         {"w": stored(64, 32, dtype=F8), "ws": np.ones((4, 32)).astype(ml_dtypes.float8_e8m0fnu)},
-        "refused tensor-type wdq",
-        CUT,
+        f"refused tensor-type wdq -> {CUT}",
         opset=23,
     ),
     case(
@@ -980,36 +955,31 @@ CASES = (
             ("QuantizeLinear (x", "QuantizeLinear <output_dtype = 5> (x"),
         ),
         conv_constants(z=None),
-        "refused tensor-type xq",
-        "parser",
+        "refused tensor-type xq -> parser",
     ),
     case(
         "uint8 weight",
         CONV,
         conv_constants(w=np.ones((8, 8, 3, 3), np.uint8), wz=np.zeros(8, np.uint8)),
-        "refused uint8 wdq",
-        "parser unsupported input type of UINT8",
+        "refused uint8 wdq -> parser unsupported input type of UINT8",
     ),
     case(
         "neither zero point nor output_dtype",
         change(CONV, *NO_POINTS),
         conv_constants(z=None),
-        "wrong undeclared-type xq",
-        "low",
+        "wrong undeclared-type xq -> low",
     ),
     case(
         "int32 bias",
         change(CONV, ("[conv]", "[bdq] bf = DequantizeLinear (b, bs)\n    [conv]"), ("(d, k)", "(d, k, bf)")),
         conv_constants(b=np.ones(8, np.int32), bs=f32(0.1)),
-        "refused int32-dequantize bdq",
-        "parser Int32 but must have type",
+        "refused int32-dequantize bdq -> parser Int32 but must have type",
     ),
     case(
         "float8 by int8",
         MATMUL,
         matmul_constants(z=np.asarray(0).astype(F8)),
-        "refused mixed-types mm",
-        "builder same type",
+        "refused mixed-types mm -> builder same type",
     ),
     case(
         "float16 data, float32 scales",
@@ -1021,44 +991,38 @@ CASES = (
             ("(d, k)", "(d, k, b)"),
         ),
         conv_constants(b=np.ones(8, np.float16)),
-        "refused float-types conv",
-        "parser must be of same type",
+        "refused float-types conv -> parser must be of same type",
     ),
     # Scales and zero points.
     case(
         "one zero point of a weight",
         CONV,
         conv_constants(wz=np.eye(8, dtype=np.int8)[0]),
-        "refused zero-point wdq",
-        POINT,
+        f"refused zero-point wdq -> {POINT}",
     ),
     case(
         "too few scales",
         CONV,
         conv_constants(ws=f32([0.1] * 7), wz=ZEROS8[:7]),
-        "refused scale-count wdq",
-        "parser number of scales",
+        "refused scale-count wdq -> parser number of scales",
     ),
     case(
         "axis beyond the rank",
         change(CONV, ("<axis = 0>", "<axis = 5>")),
         conv_constants(),
-        "refused scale-count wdq",
-        "parser",
+        "refused scale-count wdq -> parser",
     ),
     case(
         "scale as an input",
         change(CONV, ("[1,8,6,6] x)", "[1,8,6,6] x, float s)")),
         conv_constants(s=None),
-        "refused runtime-scale xq",
-        "crash",
+        "refused runtime-scale xq -> crash",
     ),
     case(
         "scale from data",
         change(CONV, ("[xq]", "[max] s = ReduceMax <keepdims = 0> (x)\n    [xq]")),
         conv_constants(s=None),
-        "refused runtime-scale xq",
-        "crash",
+        "refused runtime-scale xq -> crash",
     ),
     # Operators, names, bodies.
     case(
@@ -1067,31 +1031,27 @@ CASES = (
         [dq] q, s, z = DynamicQuantizeLinear (x)
         [mm] y = DequantizeLinear (q, s, z) }""",
         {},
-        "refused operator dq",
-        "parser",
+        "refused operator dq -> parser",
     ),
     case(
         "QLinearConv",
         """g (int8[1,8,6,6] x) => (int8[1,8,6,6] y) {
         [conv] y = QLinearConv <pads = [1,1,1,1]> (x, s, z, w, ws, wz, s, z) }""",
         conv_constants(),
-        "refused operator conv",
-        "parser",
+        "refused operator conv -> parser",
     ),
     case(
         "MatMulInteger",
         """g (int8[4,64] x) => (int32[4,32] y) { [mm] y = MatMulInteger (x, w) }""",
         {"w": stored(64, 32)},
-        "refused operator mm",
-        "parser",
+        "refused operator mm -> parser",
     ),
     case(
         "MatMulNBits",
         """g (float[4,64] x) => (float[4,32] y) {
         [mm] y = com.microsoft.MatMulNBits <K = 64, N = 32, bits = 4, block_size = 32> (x, w, ws) }""",
         {"w": np.ones((32, 2, 16), np.uint8), "ws": f32([0.1] * 64)},
-        "refused operator mm",
-        "parser",
+        "refused operator mm -> parser",
         **{"com.microsoft": 1},
     ),
     case(
@@ -1099,46 +1059,40 @@ CASES = (
         """g (float[4,64] x) => (float[4,64] y) {
         [fq] y = onnxfq.FakeQuantize <qtype = "int8"> (x, s, z) }""",
         int8_pair(),
-        "refused operator fq",
-        "parser Plugin not found",
+        "refused operator fq -> parser Plugin not found",
         onnxfq=1,
     ),
     case(
         "unknown operator",
         "g (float[4,64] x) => (float[4,64] y) { [mine] y = my.Own (x) }",
         {},
-        "refused operator mine",
-        "parser Plugin not found",
+        "refused operator mine -> parser Plugin not found",
         my=1,
     ),
     case(
         "two nodes of one name",
         change(CONV, ("[wdq]", "[xdq]")),
         conv_constants(),
-        "refused duplicate-name xdq",
-        "parser already in use",
+        "refused duplicate-name xdq -> parser already in use",
     ),
-    case("pair outside of an If", BRANCH, conv_constants(), "float outside-body conv", "float"),
+    case("pair outside of an If", BRANCH, conv_constants(), "float outside-body conv -> float"),
     case(
         "nothing quantized",
         "g (float[4,64] x) => (float[4,32] y) { [mm] y = MatMul (x, w) }",
         {"w": weights(64, 32)},
-        "warning not-quantized mm",
-        "float",
+        "warning not-quantized mm -> float",
     ),
     case(
         "a pair behind the product alone",
         f"""g (float[4,64] x) => (float[4,32] y) {{ [mm] a = MatMul (x, w) {pair("a", "a", "b", "y")} }}""",
         int8_pair(w=weights(64, 32)),
-        "warning not-quantized mm",
-        "float",
+        "warning not-quantized mm -> float",
     ),
     case(
         "constant of both branches",
         BRANCH_INSIDE,
         conv_constants(),
-        "refused shared-constant wdq2",
-        "builder Quantized constant",
+        "refused shared-constant wdq2 -> builder Quantized constant",
     ),
     # Forms of operators.
     *(refused_form(*found) for found in read_table(FORMS)),
@@ -1150,34 +1104,28 @@ CASES = (
             ("(d, k) }", "(d, k) t, i = TopK (y, two) }"),
         ),
         conv_constants(two=np.asarray([2])),
-        "",
-        "low",
+        " -> low",
     ),
     case(
         "Attention operator in float32",
         OPERATOR,
         int8_pair(),
-        "refused operator-form mm",
-        "builder CHECK",
+        "refused operator-form mm -> builder CHECK",
         opset=23,
     ),
     case(
         "int32 numbers quantized",
         change(MATMUL, ("(float[2,4,64] x)", "(int32[2,4,64] x)")),
         matmul_constants(),
-        "refused operator-form xq",
-        "parser",
+        "refused operator-form xq -> parser",
     ),
     case(
         "joined weights",
         change(
-            MATMUL,
-            ("[wdq] k =", "[wdq] half ="),
-            ("[mm]", "[join] k = Concat <axis = 0> (half, half) [mm]"),
+            MATMUL, ("[wdq] k =", "[wdq] half ="), ("[mm]", "[join] k = Concat <axis = 0> (half, half) [mm]")
         ),
         matmul_constants(w=stored(32, 32)),
-        "refused operator-form join",
-        "builder CHECK(is_tensor())",
+        "refused operator-form join -> builder CHECK(is_tensor())",
     ),
     case(
         "scales of two types behind a Cast",
@@ -1189,19 +1137,17 @@ CASES = (
             ("=> (float[", "=> (float16["),
         ),
         matmul_constants(sh=np.float16(0.02)),
-        "refused float-types mm",
-        "builder CHECK_EQ",
+        "refused float-types mm -> builder CHECK_EQ",
     ),
     case(
         "static float4 activation",
         MATMUL,
         matmul_constants(z=np.asarray(0).astype(ml_dtypes.float4_e2m1fn)),
-        "refused float4 mm",
-        "builder CHECK",
+        "refused float4 mm -> builder CHECK",
         opset=23,
     ),
     *(
-        case(name, looped(end), matmul_constants(**LOOPED), finding, real)
+        case(name, looped(end), matmul_constants(**LOOPED), f"{finding} -> {real}")
         for name, end, finding, real in (
             ("product that a Loop carries", "next = MatMul (d, k)", "float loop-result mm", "float"),
             ("clean product in a Loop", "m = MatMul (d, k) next = Identity (m)", "", "low"),
@@ -1212,15 +1158,13 @@ CASES = (
         "blocked Conv",
         change(CONV, ("<axis = 0> (w, ws, wz)", "<axis = 1, block_size = 4> (w, ws)")),
         conv_constants(ws=np.full((8, 2, 3, 3), 0.1, np.float32), wz=None),
-        "refused block-axis wdq",
-        "parser last or second to last",
+        "refused block-axis wdq -> parser last or second to last",
     ),
     case(
         "block does not divide",
         change(INT4, ("[4,256]", "[4,248]")),
         int4_constants(k=248),
-        "wrong block-size wdq",
-        "weight-only",
+        "wrong block-size wdq -> weight-only",
     ),
     case(
         "blocks on both sides",
@@ -1234,15 +1178,13 @@ CASES = (
             "w": stored(64, 32),
             "ws": np.full((4, 32), 0.1, np.float32),
         },
-        "wrong blocks-both-sides mm",
-        "low",
+        "wrong blocks-both-sides mm -> low",
     ),
     case(
         "blocked int8 by int8",
         change(MATMUL, ("<axis = 1> (w, ws, wz)", "<axis = 0, block_size = 16> (w, ws)")),
         matmul_constants(ws=np.full((4, 32), 0.1, np.float32), wz=None),
-        "refused blocked-weight mm",
-        "builder is_constant",
+        "refused blocked-weight mm -> builder is_constant",
     ),
     case(
         "int4 by int8",
@@ -1250,50 +1192,43 @@ CASES = (
         matmul_constants(
             w=stored(64, 32, dtype=ml_dtypes.int4), ws=np.full((4, 32), 0.1, np.float32), wz=None
         ),
-        "refused blocked-weight mm",
-        "builder is_constant",
+        "refused blocked-weight mm -> builder is_constant",
     ),
     case(
         "blocked int8 weight-only",
         INT4,
         {**int4_constants(), "w": stored(256, 32)},
-        "float blocked-weight mm",
-        "float",
+        "float blocked-weight mm -> float",
     ),
     case(
         "odd count of int4",
         change(INT4, ("[4,256]", "[4,15]"), ("[4,32]", "[4,7]"), ("axis = 0, block_size = 64", "axis = 1")),
         {"w": stored(15, 7, dtype=ml_dtypes.int4), "ws": f32([0.1] * 7)},
-        "refused odd-int4 wdq",
-        "builder odd tensor volume",
+        "refused odd-int4 wdq -> builder odd tensor volume",
     ),
     case(
         "odd last axis of int4",
         change(INT4, ("[4,32]", "[4,31]")),
         int4_constants(n=31),
-        "float int4-weight mm",
-        "float",
+        "float int4-weight mm -> float",
     ),
     case(
         "int4 per tensor",
         change(INT4, ("<axis = 0, block_size = 64> ", "")),
         {**int4_constants(), "ws": f32(0.1)},
-        "float int4-weight mm",
-        "float",
+        "float int4-weight mm -> float",
     ),
     case(
         "int4 per channel",
         change(INT4, ("axis = 0, block_size = 64", "axis = 1")),
         {**int4_constants(), "ws": f32([0.1] * 32)},
-        "float int4-weight mm",
-        "float",
+        "float int4-weight mm -> float",
     ),
     case(
         "int4 in one block",
         change(INT4, ("size = 64", "size = 256")),
         int4_constants(scales=1),
-        "float int4-weight mm",
-        "float",
+        "float int4-weight mm -> float",
     ),
     case(
         "int4 through a Cast",
@@ -1304,29 +1239,25 @@ CASES = (
             ("[mm] y = MatMul (x, k)", "[c] c = Cast <to = 10> (k)\n    [mm] y = MatMul (x, c)"),
         ),
         int4_constants(),
-        "float int4-weight mm",
-        "float",
+        "float int4-weight mm -> float",
     ),
     case(
         "int4 blocks along outputs",
         change(INT4, ("axis = 0, block_size = 64", "axis = 1, block_size = 16")),
         {**int4_constants(), "ws": np.full((256, 2), 0.1, np.float32)},
-        "warning int4-axis mm",
-        "weight-only",
+        "warning int4-axis mm -> weight-only",
     ),
     case(
         "int4 in blocks of 32",
         change(INT4, ("size = 64", "size = 32")),
         int4_constants(scales=8),
-        "warning int4-block mm",
-        "weight-only",
+        "warning int4-block mm -> weight-only",
     ),
     case(
         "clean int4 in blocks of 128",
         change(INT4, ("size = 64", "size = 128")),
         int4_constants(scales=2),
-        "",
-        "weight-only",
+        " -> weight-only",
     ),
     case(
         "int4 by int4 in blocks",
@@ -1336,24 +1267,21 @@ CASES = (
         [wdq] k = DequantizeLinear <axis = 0, block_size = 16> (w, ws)
         [mm] y = MatMul (d, k) }""",
         {**int4_constants(k=64), "s": np.full((16, 4), 0.1, np.float32)},
-        "float int4-activation mm",
-        "weight-only",
+        "float int4-activation mm -> weight-only",
     ),
     # Placement.
     case(
         "only the activation",
         change(CONV, ("    [wdq] k = DequantizeLinear <axis = 0> (w, ws, wz)\n", ""), ("(d, k)", "(d, w)")),
         conv_constants(w=weights(8, 8, 3, 3), ws=None, wz=None),
-        "float one-side conv",
-        "float",
+        "float one-side conv -> float",
     ),
     case(
         "only the weight of a Conv",
         "g (float[1,8,6,6] x) => (float[1,8,6,6] y) {"
         " [wdq] k = DequantizeLinear <axis = 0> (w, ws) [conv] y = Conv <pads = [1,1,1,1]> (x, k) }",
         conv_constants(s=None, z=None, wz=None),
-        "float weight-only-conv conv",
-        "float",
+        "float weight-only-conv conv -> float",
     ),
     case(
         "float weight with Q and DQ, int8 weight-only",
@@ -1361,8 +1289,7 @@ CASES = (
         " [wq] q = QuantizeLinear <axis = 1> (w, ws, wz) [wdq] k = DequantizeLinear <axis = 1> (q, ws, wz)"
         " [mm] y = MatMul (x, k) }",
         matmul_constants(s=None, z=None, w=weights(64, 32)),
-        "float weight-only-form mm",
-        "float",
+        "float weight-only-form mm -> float",
     ),
     case(
         "float weight with Q and DQ, as a matrix",
@@ -1370,30 +1297,26 @@ CASES = (
         " [wq] q = QuantizeLinear <axis = 1> (w, ws, wz) [wdq] k = DequantizeLinear <axis = 1> (q, ws, wz)"
         " [mm] y = MatMul (x, k) }",
         matmul_constants(s=None, z=None, w=weights(64, 32)),
-        "warning weight-only-form mm",
-        "weight-only",
+        "warning weight-only-form mm -> weight-only",
     ),
-    case("Concat of two scales", CONCAT, conv_constants(s2=f32(0.03)), "float concat-scales conv", "float"),
+    case("Concat of two scales", CONCAT, conv_constants(s2=f32(0.03)), "float concat-scales conv -> float"),
     case(
         "Concat with a bare input",
         change(CONCAT, ("(d, d2)", "(d, x2)")),
         conv_constants(s2=f32(0.02)),
-        "float concat-scales conv",
-        "float",
+        "float concat-scales conv -> float",
     ),
     case(
         "scale of shape [1]",
         CONV,
         conv_constants(s=f32([0.02]), z=np.zeros(1, np.int8)),
-        "float scale-rank conv",
-        "float",
+        "float scale-rank conv -> float",
     ),
     case(
         "activation per channel",
         CONV,
         conv_constants(s=f32([0.02] * 8), z=ZEROS8),
-        "float activation-axis conv",
-        "float",
+        "float activation-axis conv -> float",
     ),
     case(
         "activation along the summed axis",
@@ -1403,8 +1326,7 @@ CASES = (
             ("DequantizeLinear (q", "DequantizeLinear <axis = 2> (q"),
         ),
         matmul_constants(s=f32([0.02] * 64), z=np.zeros(64, np.int8)),
-        "float activation-axis mm",
-        "mixed",
+        "float activation-axis mm -> mixed",
     ),
     case(
         "activation along rows of two matrices",
@@ -1414,8 +1336,7 @@ CASES = (
             ("DequantizeLinear (q", "DequantizeLinear <axis = 1> (q"),
         ),
         matmul_constants(s=f32([0.02] * 4), z=np.zeros(4, np.int8)),
-        "float activation-axis mm",
-        "weight-only",
+        "float activation-axis mm -> weight-only",
     ),
     case(
         "activation along rows",
@@ -1427,52 +1348,39 @@ CASES = (
             ("DequantizeLinear (q", "DequantizeLinear <axis = 1> (q"),
         ),
         matmul_constants(s=f32([0.02] * 4), z=np.zeros(4, np.int8)),
-        "warning activation-axis mm",
-        "low",
+        "warning activation-axis mm -> low",
     ),
     case(
         "weight axis 1 of Conv",
         change(CONV, ("axis = 0", "axis = 1")),
         conv_constants(),
-        "float weight-axis conv",
-        "float",
+        "float weight-axis conv -> float",
     ),
     case(
         "weight along the summed axis",
         change(MATMUL, ("axis = 1", "axis = 0")),
         matmul_constants(ws=f32([0.01] * 64), wz=np.zeros(64, np.int8)),
-        "float weight-axis mm",
-        "mixed",
+        "float weight-axis mm -> mixed",
     ),
     case(
         "float8 window 7x7",
         change(CONV, ("[1,1,1,1]", "[3,3,3,3]")),
         conv_constants(7, F8),
-        "float float8-kernel conv",
-        "float",
+        "float float8-kernel conv -> float",
     ),
     case(
         "ConvTranspose",
         UP,
         conv_constants(2, ws=f32(0.01), wz=np.int8(0)),
-        "warning conv-transpose conv",
-        "float",
+        "warning conv-transpose conv -> float",
     ),
-    case("skip branch without a pair", RESIDUAL, conv_constants(), "warning skip-branch add", "low"),
-    case(
-        "float8 at opset 17",
-        MATMUL,
-        matmul_constants(F8),
-        "warning opset xq",
-        "low",
-        opset=17,
-    ),
+    case("skip branch without a pair", RESIDUAL, conv_constants(), "warning skip-branch add -> low"),
+    case("float8 at opset 17", MATMUL, matmul_constants(F8), "warning opset xq -> low", opset=17),
     case(
         "int4 per channel by int8, Conv",
         CONV,
         conv_constants(w=stored(8, 8, 3, 3, dtype=ml_dtypes.int4), wz=np.zeros(8).astype(ml_dtypes.int4)),
-        "refused mixed-types conv",
-        "builder W.type()",
+        "refused mixed-types conv -> builder W.type()",
     ),
     case(
         "int8 weight of one row",
@@ -1480,8 +1388,7 @@ CASES = (
         [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
         [mm] y = MatMul (x, k) }""",
         {"w": stored(256, 1000), "ws": f32([0.01] * 1000), "wz": np.zeros(1000, np.int8)},
-        "float one-row mm",
-        "float",
+        "float one-row mm -> float",
     ),
     case(
         "small int4 Gemm of one row, whose bias is another kernel",
@@ -1489,8 +1396,7 @@ CASES = (
         [wdq] k = DequantizeLinear <axis = 0, block_size = 64> (w, ws)
         [mm] y = Gemm (x, k, b) }""",
         {**int4_constants(), "b": np.linspace(-1, 1, 32, dtype=np.float32)},
-        "",
-        "weight-only",
+        " -> weight-only",
     ),
     *(
         case(
@@ -1499,8 +1405,7 @@ CASES = (
                 INT4, ("float[4,256] x", f"float[1,{k}] x"), ("float[4,32]", f"float[1,{n}]"), (BLOCKS, given)
             ),
             {"w": stored(k, n, dtype=ml_dtypes.int4), "ws": np.full(shape, 0.1, np.float32)},
-            finding,
-            real,
+            f"{finding} -> {real}",
         )
         for what, k, n, given, shape, finding, real in (
             ("in one block", 128, 64, "axis = 0, block_size = 128", (1, 64), "", "weight-only"),
@@ -1515,23 +1420,20 @@ CASES = (
         "blocks that are no whole number",
         change(INT4, ("[4,256]", "[4,320]"), ("block_size = 64", "block_size = 128")),
         int4_constants(320, 32, 3),
-        "refused block-size wdq",
-        "parser divide into whole blocks",
+        "refused block-size wdq -> parser divide into whole blocks",
     ),
     case(
         "zero point by Squeeze",
         change(CONV, ("[xq] q", "sz = Squeeze (zs) [xq] q"), ("(x, s, z)", "(x, s, sz)")),
         conv_constants(zs=np.zeros(1, np.int8)),
-        "refused zero-point xq",
-        CONSTANT,
+        f"refused zero-point xq -> {CONSTANT}",
     ),
-    case("clean int8 conv at opset 26", CONV, conv_constants(), "warning classic-opset xq", "low", opset=26),
+    case("clean int8 conv at opset 26", CONV, conv_constants(), "warning classic-opset xq -> low", opset=26),
     case(
         "odd groups",
         change(CONV, ("= Conv <", "= Conv <group = 4, ")),
         conv_constants(w=stored(8, 2, 3, 3)),
-        "warning classic-groups conv",
-        "low",
+        "warning classic-groups conv -> low",
     ),
     case(
         "int4 scales of a stack",
@@ -1539,8 +1441,7 @@ CASES = (
         [wdq] k = DequantizeLinear <axis = 1, block_size = 64> (w, ws)
         [mm] y = MatMul (x, k) }""",
         {"w": stored(2, 256, 32, dtype=ml_dtypes.int4), "ws": np.full((2, 4, 32), 0.1, np.float32)},
-        "warning classic-scales wdq",
-        "weight-only",
+        "warning classic-scales wdq -> weight-only",
     ),
     case(
         "LSTM weights",
@@ -1548,33 +1449,29 @@ CASES = (
         [wdq] k = DequantizeLinear (w, s) [rdq] r = DequantizeLinear (rw, s)
         [mm] y = LSTM <hidden_size = 4> (x, k, r) }""",
         {"w": stored(1, 16, 8), "rw": stored(1, 16, 4), "s": f32(0.1)},
-        "warning recurrent mm",
-        "weight-only",
+        "warning recurrent mm -> weight-only",
     ),
     case(
         "Cast in front of an LSTM",
         LOOP,
         {"w": weights(1, 16, 8), "r": weights(1, 16, 4)},
-        "refused recurrent-cast mm",
-        "builder Error during shape inference",
+        "refused recurrent-cast mm -> builder Error during shape inference",
     ),
     case(
         "clean Cast in front of one step",
         change(LOOP, ("float16[3,", "float16[1,"), ("(float[3,", "(float[1,")),
         {"w": weights(1, 16, 8), "r": weights(1, 16, 4)},
-        "",
-        "float",
+        " -> float",
     ),
     # Attention and float4.
     case(
         "Attention operator",
         change(OPERATOR, ("float[", "float16[")),
         int8_pair(s=np.float16(0.02)),
-        "float attention-operator mm",
-        "float",
+        "float attention-operator mm -> float",
         opset=23,
     ),
-    case("attention without a quantized reader", ATTENTION, int8_pair(), "warning attention scores", "low"),
+    case("attention without a quantized reader", ATTENTION, int8_pair(), "warning attention scores -> low"),
     case(
         "int8 attention of one query",
         change(
@@ -1584,25 +1481,22 @@ CASES = (
             ("float[", "float16["),
         ),
         int8_pair(s=np.float16(0.02)),
-        "warning attention scores",
-        "low",
+        "warning attention scores -> low",
     ),
     case(
         "half an attention",
         change(ATTENTION, ("(p2, v2)", "(p2, v)"), ("(p2, v)", "(p, v)")),
         int8_pair(),
-        "warning attention scores",
-        "float",
+        "warning attention scores -> float",
     ),
     case(
         "Softmax without a pair",
         change(ATTENTION, ("(p2, v2)", "(p, v2)")),
         int8_pair(),
-        "float one-side mm",
-        "mixed",
+        "float one-side mm -> mixed",
     ),
-    case("a pair for each part", PARTS, parts_constants(), "warning attention-parts mm", "mixed"),
-    case("one pair for all parts", change(PARTS, *ONE_PAIR), parts_constants(), "", "low"),
+    case("a pair for each part", PARTS, parts_constants(), "warning attention-parts mm -> mixed"),
+    case("one pair for all parts", change(PARTS, *ONE_PAIR), parts_constants(), " -> low"),
     case(
         "int4 behind an attention of one sample",
         PROJECTION,
@@ -1611,16 +1505,14 @@ CASES = (
             "ws": np.full((2, 32), 0.01, np.float16),
             "joined": np.asarray([1, 16, 128], np.int64),
         },
-        "float attention-projection mm",
-        "float",
+        "float attention-projection mm -> float",
         opset=21,
     ),
     case(
         "float4 in blocks of 32",
         change(FLOAT4, ("axis = -1, block_size = 16, scale", "axis = -1, block_size = 32, scale")),
         float4_constants(),
-        "refused dynamic-block dyn",
-        "parser block_size == 16",
+        "refused dynamic-block dyn -> parser block_size == 16",
         opset=23,
         trt=1,
     ),
@@ -1630,12 +1522,11 @@ CASES = (
             FLOAT4, ("float[16,256]", "float[1,2,8,256]"), ("float[16,128]", "float[1,2,8,128]"), AS_MATMUL
         ),
         float4_constants(),
-        "refused dynamic-rank dyn",
-        "parser must be 2D or 3D",
+        "refused dynamic-rank dyn -> parser must be 2D or 3D",
         opset=23,
         trt=1,
     ),
-    case("clean float4 of two computed tensors", FLOAT4_TWICE, FLOAT4_SCALE, "", "low", opset=23, trt=1),
+    case("clean float4 of two computed tensors", FLOAT4_TWICE, FLOAT4_SCALE, " -> low", opset=23, trt=1),
     case(
         "float4 by an open float4",
         change(
@@ -1644,12 +1535,11 @@ CASES = (
             ("float[16,64] y", "float[N,16,64] y"),
         ),
         FLOAT4_SCALE,
-        "refused float4-open mm",
-        "builder CHECK",
+        "refused float4-open mm -> builder CHECK",
         opset=23,
         trt=1,
     ),
-    case("MXFP8 of two computed tensors", MXFP8_TWICE, {}, "float mxfp8-product mm", "float", trt=1),
+    case("MXFP8 of two computed tensors", MXFP8_TWICE, {}, "float mxfp8-product mm -> float", trt=1),
     case(
         "float4 weight-only",
         """g (float[16,256] x) => (float[16,128] y) {
@@ -1657,8 +1547,7 @@ CASES = (
         [wdq] k = DequantizeLinear <axis = 1, block_size = 16> (w, s2)
         [mm] y = Gemm <transB = 1> (x, k) }""",
         float4_constants(),
-        "float float4 mm",
-        "float",
+        "float float4 mm -> float",
         opset=23,
     ),
 )

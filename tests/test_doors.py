@@ -98,10 +98,7 @@ def test_images_of_another_shape(shape: tuple[int, ...]) -> None:
             lambda: onnxfq.quantize(conv_relu(), FEEDS, options=onnxfq.DataOptions()),
             "options is a DataOptions",
         ),
-        (
-            lambda: onnxfq.evaluate(conv_relu(), conv_relu(), FEEDS, options={"batch": 1}),
-            "options is a dict",
-        ),
+        (lambda: onnxfq.evaluate(conv_relu(), conv_relu(), FEEDS, options={"batch": 1}), "options is a dict"),
     ],
 )
 def test_arguments_of_other_types(call: Any, words: str) -> None:

@@ -24,33 +24,12 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import with_target_qdq
 
-QUANTIZE = [
-    "quantizelinear",
-    "quantizelinear_axis",
-    "quantizelinear_uint16",
-    "quantizelinear_int16",
-    "quantizelinear_uint4",
-    "quantizelinear_int4",
-    "quantizelinear_e4m3fn",
-    "quantizelinear_e5m2",
-    "quantizelinear_uint2",
-    "quantizelinear_int2",
-    "quantizelinear_blocked_asymmetric",
-    "quantizelinear_blocked_symmetric",
-]
-DEQUANTIZE = [
-    "dequantizelinear",
-    "dequantizelinear_axis",
-    "dequantizelinear_uint16",
-    "dequantizelinear_int16",
-    "dequantizelinear_uint4",
-    "dequantizelinear_int4",
-    "dequantizelinear_e4m3fn",
-    "dequantizelinear_e5m2",
-    "dequantizelinear_uint2",
-    "dequantizelinear_int2",
-    "dequantizelinear_blocked",
-]
+QUANTIZE = """quantizelinear quantizelinear_axis quantizelinear_uint16 quantizelinear_int16
+    quantizelinear_uint4 quantizelinear_int4 quantizelinear_e4m3fn quantizelinear_e5m2 quantizelinear_uint2
+    quantizelinear_int2 quantizelinear_blocked_asymmetric quantizelinear_blocked_symmetric""".split()
+DEQUANTIZE = """dequantizelinear dequantizelinear_axis dequantizelinear_uint16 dequantizelinear_int16
+    dequantizelinear_uint4 dequantizelinear_int4 dequantizelinear_e4m3fn dequantizelinear_e5m2
+    dequantizelinear_uint2 dequantizelinear_int2 dequantizelinear_blocked""".split()
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,7 @@ import onnxfq
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.data import sample_digest
 from onnxfq.data.replay import FEWEST_UNSEEN, MOST_UNSEEN
-from onnxfq.errors import (
-    DataError,
-    ModelError,
-    OnnxfqError,
-    OutputError,
-    RecipeError,
-    StatisticsError,
-)
+from onnxfq.errors import DataError, ModelError, OnnxfqError, OutputError, RecipeError, StatisticsError
 from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.io.load import load
@@ -80,18 +73,10 @@ def test_nothing_is_written_without_an_output(workdir: Path) -> None:
     result = quantize("model.onnx", "data.npz")
     assert sorted(workdir.iterdir()) == before
     assert [c.candidate for c in result.evaluation.candidates] == ["simulated"]
-    assert list(result.seconds) == [
-        "plan",
-        "observe",
-        "calibrate",
-        "round",
-        "insert",
-        "cast",
-        "evaluate",
-        "remedies",
-        "prove",
-        "write",
-    ]
+    assert (
+        list(result.seconds)
+        == "plan observe calibrate round insert cast evaluate remedies prove write".split()
+    )
 
 
 @pytest.mark.parametrize("kind", ["list", "generator", "file", "folder"])

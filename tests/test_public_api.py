@@ -12,85 +12,16 @@ from loops import loop_over
 import onnxfq
 from onnxfq.errors import ArgumentError
 
-NAMES = [
-    "AccuracyTarget",
-    "BuildOptions",
-    "Candidate",
-    "Casting",
-    "Cause",
-    "CheckResult",
-    "Comparison",
-    "Conversion",
-    "DataOptions",
-    "Diagnosis",
-    "Encoding",
-    "Encodings",
-    "Evaluation",
-    "Finding",
-    "FloatOptions",
-    "Handoff",
-    "Model",
-    "Moments",
-    "ObserveOptions",
-    "OnnxfqError",
-    "Override",
-    "ParamRules",
-    "Plan",
-    "PlannedEncodings",
-    "QuantizationNoise",
-    "QuantizeOptions",
-    "QuantizeResult",
-    "QuantizedArray",
-    "Recipe",
-    "RecipeOutcome",
-    "Remedy",
-    "RunOptions",
-    "Sensitivity",
-    "Sources",
-    "Statistics",
-    "Trial",
-    "__version__",
-    "adjust_min_max",
-    "calibrate",
-    "cast",
-    "check",
-    "choose_qparams",
-    "collect_statistics",
-    "compare",
-    "compare_recipes",
-    "convert",
-    "custom_ops_path",
-    "dequantize_array",
-    "diagnose",
-    "diff_models",
-    "evaluate",
-    "export_encodings",
-    "export_torch",
-    "fake_quantize",
-    "gather_moments",
-    "handoff",
-    "insert_fake_quantize",
-    "insert_qdq",
-    "inspect_model",
-    "load",
-    "load_recipe",
-    "make_plan",
-    "match_encodings",
-    "observation_plan",
-    "open_feeds",
-    "plan_encodings",
-    "plot",
-    "plot_quantization_errors",
-    "quantization_noise",
-    "quantize",
-    "quantize_array",
-    "read_preprocessor",
-    "register_custom_ops",
-    "save",
-    "sensitivity",
-    "use_custom_ops",
-    "write_report",
-]
+NAMES = """AccuracyTarget BuildOptions Candidate Casting Cause CheckResult Comparison Conversion DataOptions
+    Diagnosis Encoding Encodings Evaluation Finding FloatOptions Handoff Model Moments ObserveOptions
+    OnnxfqError Override ParamRules Plan PlannedEncodings QuantizationNoise QuantizeOptions
+    QuantizeResult QuantizedArray Recipe RecipeOutcome Remedy RunOptions Sensitivity Sources Statistics
+    Trial __version__ adjust_min_max calibrate cast check choose_qparams collect_statistics compare
+    compare_recipes convert custom_ops_path dequantize_array diagnose diff_models evaluate
+    export_encodings export_torch fake_quantize gather_moments handoff insert_fake_quantize insert_qdq
+    inspect_model load load_recipe make_plan match_encodings observation_plan open_feeds plan_encodings
+    plot plot_quantization_errors quantization_noise quantize quantize_array read_preprocessor
+    register_custom_ops save sensitivity use_custom_ops write_report""".split()
 
 
 def test_names_are_pinned() -> None:
@@ -131,8 +62,7 @@ CLI_ONLY = set("output report artifacts time build shape thumbnails custom_ops a
 
 
 @pytest.mark.parametrize(
-    "name",
-    [one.name for one in TABLE["quantize"] if one.name not in CLI_ONLY] + ["calibrator", "floats"],
+    "name", [one.name for one in TABLE["quantize"] if one.name not in CLI_ONLY] + ["calibrator", "floats"]
 )
 def test_quantize_reaches_what_its_command_does(name: str) -> None:
     """A word of the command is a parameter, or a field that the error spells out."""

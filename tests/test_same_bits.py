@@ -18,6 +18,7 @@ import onnx
 import pytest
 from builders import build, weights
 from observed_models import by_groups, feeds_of, narrow_channels
+from short_digits import short_digits
 
 import onnxfq
 from onnxfq.calibration.calibrators import observing_names
@@ -50,13 +51,14 @@ MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
 ORDER_FREE = sorted(name for name in observing_names() if name != "moving_average")
 
 
-def digits(count: int = COUNT) -> tuple[Path, Feed]:
-    """The trained network of the package with some digits."""
+def digits(folder: Path, count: int = COUNT) -> tuple[Path, Feed]:
+    """Trained layers with some digits, in a file."""
+    onnx.save(short_digits(), folder / "digits.onnx")
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
         images = data["images"][8000 : 8000 + count].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(
             255
         )
-    return package_file("digits", "digits_cnn.onnx"), {"image": images}
+    return folder / "digits.onnx", {"image": images}
 
 
 def tokens(folder: Path) -> tuple[Path, Feed]:
@@ -96,7 +98,7 @@ def channels(folder: Path) -> tuple[Path, Feed]:
 
 INT8 = load_recipe("tensorrt-int8")
 OBSERVED = {
-    "digits": (lambda _: digits(), INT8),
+    "digits": (digits, INT8),
     "tokens": (tokens, INT8),
     "resnet20": (lambda _: resnet20(), INT8),
     "channels": (channels, INT8),
@@ -214,7 +216,7 @@ def digest_of_file(statistics: Statistics, folder: Path) -> str:
 @pytest.mark.parametrize("network", sampled(["digits", "tokens"], "tokens"))
 def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) -> None:
     """Every way of feeding, threads, passes, and parts merged in any order give the same bytes."""
-    path, data = {"digits": digits, "tokens": lambda: tokens(tmp_path)}[network]()
+    path, data = {"digits": digits, "tokens": tokens}[network](tmp_path)
     model = load(path)
     plan = make_plan(model, load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
 
@@ -273,7 +275,7 @@ def uneven(folder: Path) -> tuple[Path, Feed]:
     return folder / "uneven.onnx", {"x": x.astype(np.float32)}
 
 
-NETWORKS = {"digits": lambda _: digits(), "tokens": tokens, "uneven": uneven}
+NETWORKS = {"digits": digits, "tokens": tokens, "uneven": uneven}
 
 CHOOSING = {
     "repair": ["--repair", "60"],
@@ -348,7 +350,7 @@ def test_a_choice_however_it_is_fed(
     ways = feeding_words(tmp_path, data)
     if not request.config.getoption("--all-ways"):
         first = (sorted(NETWORKS).index(network) + sorted(CHOOSING).index(option)) % len(SOME_WAYS)
-        ways = {way: ways[way] for way in ("npz", *(SOME_WAYS * 2)[first : first + 2])}
+        ways = {way: ways[way] for way in ("npz", SOME_WAYS[first])}
     found = {}
     for way, given in ways.items():
         assert main(["quantize", *words, "--data", *given, "-o", "q.onnx", "--json"]) == 0
@@ -377,7 +379,7 @@ def promised(path: Path, data: Feed) -> float:
 
 def test_a_promised_drop_in_any_order(tmp_path: Path) -> None:
     """Samples turned together with their labels, in any batches: the same layers stay in float."""
-    path, data = digits(40)
+    path, data = digits(tmp_path, 40)
     (name, images), *_ = data.items()
     (tmp_path / "w4a8.yaml").write_text(W4A8)
     session = Session(load(path).proto, 1)
@@ -385,7 +387,7 @@ def test_a_promised_drop_in_any_order(tmp_path: Path) -> None:
     rng, found = np.random.default_rng(3), {}
     for batch, is_turned in ((1, False), (7, True), (0, True)):
         order = rng.permutation(len(images)) if is_turned else np.arange(len(images))
-        accuracy = onnxfq.AccuracyTarget(max_drop=0.002, labels=labels[order].tolist(), metric=confidence)
+        accuracy = onnxfq.AccuracyTarget(max_drop=0.004, labels=labels[order].tolist(), metric=confidence)
         made = onnxfq.quantize(
             path,
             {name: images[order]},

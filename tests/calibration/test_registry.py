@@ -174,10 +174,7 @@ def test_minmax_is_what_was_observed():
     ("name", "words"),
     [
         ("mze", "unknown calibrator 'mze'; nearest: mse"),
-        (
-            "zz",
-            "unknown calibrator 'zz'; known: best_error, entropy, known:OP, minmax, moving_average, mse",
-        ),
+        ("zz", "unknown calibrator 'zz'; known: best_error, entropy, known:OP, minmax, moving_average, mse"),
         ("max", "unknown calibrator 'max': it is called minmax here"),
         ("tf_enhanced", "unknown calibrator 'tf_enhanced': it is called sqnr here"),
         ("histogram", "unknown calibrator 'histogram': it is called entropy, percentile or mse here"),

@@ -17,7 +17,7 @@ import pytest
 from builders import build, conv_relu, feed_for, shared_weight, weights
 from command_server import CommandServer, Ended
 from command_table import TABLE
-from fuzzed_inputs import COMMANDS, damage, draw_options, run_case, snapshot, write_inputs
+from fuzzed_inputs import COMMANDS, damage, draw_options, run_case, snapshot
 from later import later
 from onnx import TensorProto, helper, numpy_helper
 
@@ -27,14 +27,6 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 
 QUANTIZE = "quantize m.onnx --data d.npz -o out.onnx"
 ORT = [helper.make_opsetid("com.microsoft", 1)]
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> Path:
-    """Sound inputs of every command."""
-    folder = tmp_path_factory.mktemp("sound") / "inputs"
-    write_inputs("shared_weight", folder, server)
-    return folder
 
 
 def graph(text: str, **constants: object) -> onnx.ModelProto:

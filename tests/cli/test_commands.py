@@ -531,6 +531,7 @@ def test_every_command_prints_json(workplace: Path) -> None:
         assert {"--json", "--verbose", "-v"} <= names, name
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("typed", "found"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from pages import ROOT, blocks
 
 from onnxfq.cli.digits import PER_AXIS, PER_TENSOR, DemoResult, run_demo
 from onnxfq.cli.main import main
@@ -95,3 +96,47 @@ def test_command_and_its_files(
     for name in FILES - {"report.html"}:  # the report tells how long it took
         first, second = (tmp_path / run / name for run in ("first", "second"))
         assert first.read_bytes() == second.read_bytes(), name
+
+
+def test_figures_of_the_demo(demo: tuple[DemoResult, Path]) -> None:
+    """README shows what the demo prints.
+
+    Accuracies within 0.1 points, which is one digit, SQNR within 0.15 dB: another processor sums in another
+    order, and a value at the middle between two steps goes to the other one.
+    """
+    (shown,) = blocks(ROOT / "README.md", "text")
+    figures = re.compile(r"^  (\S.*?)\s+([\d.]+)%(?:\s+logits ([\d.]+) dB SQNR)?$", re.MULTILINE)
+    noise = {c.candidate: c.outputs[0].sqnr_db for c in demo[0].evaluation.candidates}
+    rows = figures.findall(shown)
+    assert [name for name, _, _ in rows] == list(demo[0].accuracies())
+    for name, accuracy, sqnr in rows:
+        assert abs(float(accuracy) - 100 * demo[0].accuracies()[name]) <= 0.1
+        assert not sqnr or abs(float(sqnr) - noise[name]) <= 0.15
+
+
+QUOTED = {
+    "calibration": r"(?P<mse>[\d.]+) dB, against (?P<minmax>[\d.]+) for `minmax` and (?P<entropy>[\d.]+) for",
+    "running": r"It falls to (?P<lowest>[\d.]+) dB.* The logits have (?P<logits>[\d.]+) dB",
+    "noise": r"weights alone leave (?P<weights>[\d.]+) dB, and everything together (?P<all>[\d.]+) dB",
+}
+
+
+def test_pictures_are_drawn_and_quoted(
+    demo: tuple[DemoResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script draws every picture of docs, each is on a page, and pages quote its SQNR within 0.15 dB."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import figures
+
+    found = figures.write_figures(tmp_path, demo[0])
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {path.name for path in (ROOT / "docs" / "figures").iterdir()}
+    texts = {
+        page.stem: " ".join(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md")
+    }
+    assert all(any(f"figures/{name})" in text for text in texts.values()) for name in drawn)
+    for page, pattern in QUOTED.items():
+        quoted = re.search(pattern, texts["concepts"])
+        assert quoted
+        for name, value in quoted.groupdict().items():
+            assert abs(float(value) - found[name]) <= 0.15, (page, name, found)

@@ -102,11 +102,7 @@ NAMES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "field": lambda name: name.update(more=1),
     "no view": lambda name: name.pop("view"),
 }
-ARRAYS: dict[str, Array] = {
-    "rows": np.asarray(-1),
-    "ends": np.full((2, 32), np.inf),
-    "more": np.zeros(1),
-}
+ARRAYS: dict[str, Array] = {"rows": np.asarray(-1), "ends": np.full((2, 32), np.inf), "more": np.zeros(1)}
 
 
 @pytest.fixture

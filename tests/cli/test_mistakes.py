@@ -247,11 +247,7 @@ PREPARED: dict[str, tuple[Callable[[], object], str, str]] = {
         GOOD,
         "data.npz is not a readable .npz",
     ),
-    "an npy as data": (
-        lambda: np.save("data.npy", np.zeros(3)),
-        on("data.npy"),
-        "its rank must be 4 or 5",
-    ),
+    "an npy as data": (lambda: np.save("data.npy", np.zeros(3)), on("data.npy"), "its rank must be 4 or 5"),
     "empty folder as data": (
         lambda: Path("d").mkdir(),
         on("d"),
@@ -462,10 +458,7 @@ def test_an_interrupt_while_importing(number: signal.Signals, tmp_path: Path) ->
     with subprocess.Popen(
         [sys.executable, "-m", "onnxfq", "doctor"],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(onnxfq.__file__).parents[1]}",
-        },
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(onnxfq.__file__).parents[1]}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -10,32 +10,38 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from command_server import CommandServer
-from fuzzed_inputs import COMMANDS, write_inputs
+from fuzzed_inputs import COMMANDS
 
 import onnxfq
 from onnxfq.support.children import python_command, python_environment
 
 HOME = str(Path(onnxfq.__file__).parents[1])
-LINES = [
-    *{line.split()[0]: line for line, _ in COMMANDS.values()}.values(),
+LINES = [*{line.split()[0]: line for line, _ in COMMANDS.values()}.values()]
+"""A line of each command."""
+STARTING = [
     "check q.onnx --target tensorrt --build",
     "check q.onnx --target openvino --build",
     "observe m.onnx --data d.npz --ray local -o out",
     "quantize m.onnx --data planted_data:feeds -o out",
     "doctor",
 ]
-"""A line of each command, and those that start other processes."""
+"""Lines that start other processes."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try a third of the commands, which begin alike; all with --all-cases."""
+    if "line" in metafunc.fixturenames:
+        lines = LINES[:: 1 if metafunc.config.getoption("--all-cases") else 3] + STARTING
+        metafunc.parametrize("line", lines, ids=lambda line: line.replace(" ", "_")[:40])
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> Path:
+def planted(tmp_path_factory: pytest.TempPathFactory, inputs: Path) -> Path:
     """Return a folder with inputs of the commands, and a file of the name of every module that is installed.
 
     A few are missing that the interpreter itself imports before it runs anything.
     """
-    folder = tmp_path_factory.mktemp("planted") / "inputs"
-    write_inputs("shared_weight", folder, server)
+    folder = shutil.copytree(inputs, tmp_path_factory.mktemp("planted") / "inputs")
     code = "import runpy, sys; print(*sys.modules)"
     started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = {*sys.stdlib_module_names, *packages_distributions()} - {*started.stdout.split(), "onnxfq"}
@@ -48,7 +54,6 @@ def planted(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> 
     return folder
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.replace(" ", "_")[:40])
 def test_no_planted_file_runs(line: str, planted: Path) -> None:
     """`python -m onnxfq` finds the libraries that are installed, and so do all that it starts."""
     shutil.rmtree(planted / "out", ignore_errors=True)
@@ -64,9 +69,9 @@ def test_no_planted_file_runs(line: str, planted: Path) -> None:
 def test_child_on_any_python(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child finds what the command finds, without the folder that a named module has put on the path."""
     monkeypatch.chdir(planted)
-    monkeypatch.setattr(sys, "path", [*sys.path, "", str(planted)])
+    monkeypatch.setattr(sys, "path", ["", str(planted), *sys.path])
     for version in ((3, 10), sys.version_info):
         monkeypatch.setattr(sys, "version_info", version)
-        words = python_command("import sys, socket, ray; print(sys.argv)", "address")
+        words = python_command("import sys, socket, numpy; print(sys.argv)", "address")
         ended = subprocess.run(words, env=os.environ | python_environment(), capture_output=True, text=True)
         assert ended.stdout == "['-c', 'address']\n" and not (planted / "ran").exists(), ended.stderr

@@ -18,20 +18,7 @@ from onnxfq.runtime.custom_ops import register_custom_ops
 
 SHAPE = (3, 5, 7)
 # Every width that ONNX has, some that it lacks, and other limits.
-INTEGERS = [
-    "int2",
-    "uint2",
-    "int3",
-    "int4",
-    "uint4",
-    "uint7",
-    "int8",
-    "uint8",
-    "int8[-127,127]",
-    "int12",
-    "int16",
-    "uint16",
-]
+INTEGERS = "int2 uint2 int3 int4 uint4 uint7 int8 uint8 int8[-127,127] int12 int16 uint16".split()
 # name: scale's shape, axis, block_size; for x of SHAPE
 LAYOUTS = {
     "per-tensor": ((), None, None),

@@ -136,11 +136,7 @@ OPEN = spec(None, 3, None, None)
     ],
 )
 def test_crop_and_filter(
-    folder: Path,
-    options: dict[str, object],
-    size: tuple[int, int],
-    crop: tuple[int, int],
-    resample: int,
+    folder: Path, options: dict[str, object], size: tuple[int, int], crop: tuple[int, int], resample: int
 ) -> None:
     """Resizing is Pillow's, and the crop is the middle of what it gives."""
     for path in (folder / "00.png", folder / "01.png"):

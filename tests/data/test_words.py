@@ -84,10 +84,7 @@ def test_single_numbers_are_not_constant(caplog: pytest.LogCaptureFixture) -> No
     """A sample of one number is not blamed for having one value; nor is a mask of ones next to ids."""
     numbers = (InputSpec("x", np.dtype(np.int64), (None,)),)
     assert told(caplog, np.arange(40), numbers) == []
-    both = (
-        InputSpec("ids", np.dtype(np.int64), (None, 4)),
-        InputSpec("mask", np.dtype(np.int64), (None, 4)),
-    )
+    both = (InputSpec("ids", np.dtype(np.int64), (None, 4)), InputSpec("mask", np.dtype(np.int64), (None, 4)))
     ids = np.arange(160).reshape(40, 4)
     assert told(caplog, {"ids": ids, "mask": np.ones_like(ids)}, both) == []
 

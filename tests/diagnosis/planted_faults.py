@@ -94,10 +94,6 @@ class Planted:
                     rows.append((node, stored, *pair.input[1:3]))
         return rows[at % len(rows)]
 
-    def replace_input(self, node: onnx.NodeProto, slot: int, name: str) -> None:
-        """Make a node read another tensor."""
-        node.input[slot] = name
-
     def insert(self, node: onnx.NodeProto, behind: str) -> None:
         """Add a node behind the one that computes `behind`, and give the readers its output."""
         nodes = self.proto.graph.node

@@ -59,10 +59,7 @@ def test_records_are_frozen():
         ({}, "src: name: Field required"),
         ({"name": 3}, "src: name: Input should be a valid string"),
         ({"name": "a", "nam": 1}, "src: nam: no such field; nearest: name"),
-        (
-            {"name": "a", "inner": {"width": 1, "widht": 2}},
-            "src: inner.widht: no such field; nearest: width",
-        ),
+        ({"name": "a", "inner": {"width": 1, "widht": 2}}, "src: inner.widht: no such field; nearest: width"),
         (
             {"name": "a", "many": [{"width": 1, "xyz": 2}]},
             "src: many.0.xyz: no such field; known: height, width",

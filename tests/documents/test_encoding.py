@@ -91,11 +91,7 @@ def test_range_is_that_of_fake_quantized_infinities():
         pytest.param(PER_AXIS, f32(1, np.nan), i32(0, 0), "scale must be finite and positive", id="nan"),
         pytest.param(PER_AXIS, f32(1, np.inf), i32(0, 0), "scale must be finite and positive", id="infinite"),
         pytest.param(
-            UINT8,
-            np.asarray(1e300),
-            np.asarray(0),
-            "scale must be finite and positive",
-            id="beyond float32",
+            UINT8, np.asarray(1e300), np.asarray(0), "scale must be finite and positive", id="beyond float32"
         ),
         pytest.param(UINT8, np.asarray(1e-60), np.asarray(0), "finite and positive", id="zero in float32"),
         pytest.param(

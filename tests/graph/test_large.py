@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-import subprocess
-import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import onnxruntime
 import pytest
 from builders import BUILDERS, build, feed_for, weights, whole_recipe
 from builders import plain_quantize as quantize
+from command_server import CommandServer, command_server
 from onnx import numpy_helper
 
 from onnxfq.cli.main import main
@@ -109,6 +108,7 @@ def test_weights_stay_in_their_file(tmp_path: Path) -> None:
     assert len(model.proto.SerializeToString()) < 2000
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_structure_inside_a_limit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit of nothing every structure still loads, runs, and is quantized to the same scores."""
@@ -231,9 +231,9 @@ def test_references_that_lead_out(location: str, says: str, tmp_path: Path) -> N
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, tempfile
 from importlib import import_module
-place, name, when, *words = sys.argv[1:]
+place, name, when, tempfile.tempdir, *words = sys.argv[1:]
 module = import_module(place)
 function = getattr(module, name)
 def die(*given, **named):
@@ -244,6 +244,13 @@ setattr(module, name, die)
 from onnxfq.cli.main import main
 sys.exit(main(words))
 """
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CommandServer]:
+    """Runs Python without the imports of each process."""
+    with command_server() as made:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -260,7 +267,12 @@ sys.exit(main(words))
     ],
 )
 def test_killed_runs_leave_nothing(
-    place: str, when: str, written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str,
+    when: str,
+    written: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    server: CommandServer,
 ) -> None:
     """SIGKILL leaves the output whole or as it was, and no temporary files past the next run.
 
@@ -274,10 +286,9 @@ def test_killed_runs_leave_nothing(
     if written:
         assert main(words) == 0
     before = hashes(target)
-    command = [sys.executable, "-c", KILLED, *place.rpartition(".")[::2], when, *words]
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    killed = subprocess.run(command, env=environment, capture_output=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    command = ["-c", KILLED, *place.rpartition(".")[::2], when, str(scratch), *words]
+    killed = server.run(command, tmp_path, program="python")
+    assert killed.code == -signal.SIGKILL, killed.err
     left = {name: value for name, value in hashes(target).items() if not name.startswith(".")}
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     assert main(words) == 0

@@ -71,7 +71,7 @@ def test_written_out_as_onnx_defines_it() -> None:
 @pytest.fixture
 def most(request: pytest.FixtureRequest) -> int:
     """Most cases of an operator that are built."""
-    return 1000 if request.config.getoption("--all-cases") else 4
+    return 1000 if request.config.getoption("--all-cases") else 2
 
 
 def sample(named: dict[str, Any], most: int) -> list[tuple[str, Any]]:

@@ -88,26 +88,11 @@ def test_the_ir_version_is_one_that_the_release_reads(runtime: str, ir: int, tmp
 @pytest.mark.parametrize(
     ("opset", "recipe", "runtime", "says"),
     [
-        (
-            21,
-            "tensorrt-int8",
-            "1.17",
-            "the given model is at opset 21, and onnxruntime 1.17 reads 20",
-        ),
+        (21, "tensorrt-int8", "1.17", "the given model is at opset 21, and onnxruntime 1.17 reads 20"),
         (17, "tensorrt-int4", "1.17", "recipe tensorrt-int4 needs opset 21, and onnxruntime 1.17 reads 20"),
-        (
-            17,
-            "tensorrt-int4",
-            "1.18",
-            "needs int4, and onnxruntime 1.18 has no kernels for them; choose",
-        ),
+        (17, "tensorrt-int4", "1.18", "needs int4, and onnxruntime 1.18 has no kernels for them; choose"),
         (21, BLOCKS, "1.18", "needs scales of blocks, and onnxruntime 1.18 has no kernels for them; choose"),
-        (
-            23,
-            "tensorrt-int8",
-            "1.23",
-            "the given model is at opset 23, and onnxruntime 1.23 reads 22",
-        ),
+        (23, "tensorrt-int8", "1.23", "the given model is at opset 23, and onnxruntime 1.23 reads 22"),
         (17, "tensorrt-fp8", "1.15", "recipe tensorrt-fp8 needs opset 19, and onnxruntime 1.15 reads 18"),
         (
             17,

@@ -183,10 +183,7 @@ OPAQUE = {
     "gru": ("y, h = GRU <hidden_size = 5> (r, w, u)", {"w": weights(1, 15, 16), "u": weights(1, 15, 5)}),
     "rnn": ("y, h = RNN <hidden_size = 5> (r, w, u)", {"w": weights(1, 5, 16), "u": weights(1, 5, 5)}),
     "fused matmul": ("y = com.microsoft.FusedMatMul (r, w)", {"w": weights(16, 4)}),
-    "contrib attention": (
-        "y = com.microsoft.MultiHeadAttention <num_heads = 2> (r, r, r)",
-        {},
-    ),
+    "contrib attention": ("y = com.microsoft.MultiHeadAttention <num_heads = 2> (r, r, r)", {}),
     "group query attention": (
         """y, pk, pv = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>
             (r, r, r, past, past, lengths, total)""",

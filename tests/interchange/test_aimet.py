@@ -293,8 +293,7 @@ SCHEMES = {
     ),
     "strict": recipe_of({"qtype": "int8[-127,127]"}, {"qtype": "int8[-127,127]"}),
     "blocks": recipe_of(
-        {"qtype": "int4", "granularity": "blocked", "block_size": 3},
-        {"qtype": "uint16", "symmetric": False},
+        {"qtype": "int4", "granularity": "blocked", "block_size": 3}, {"qtype": "uint16", "symmetric": False}
     ).model_copy(
         update={
             "overrides": (
@@ -418,10 +417,7 @@ DAMAGED = {
     "mixed": (change("0.6.1", "param_encodings", "w1", 0, "bitwidth", to=4), "mixes ['int'] of [4, 8] bits"),
     "dtype": (change("2.0.0", "encodings", 0, "output_dtype", to="in8"), "unknown qtype 'in8'"),
     "y_scale": (change("2.0.0", "encodings", 0, "y_scale", to=None), "encodings.0: lacks 'y_scale'"),
-    "shifts": (
-        change("1.0.0", ACT, 0, "zero_point_shift", to=[0.5, 0.5]),
-        "has 1 offsets and 2 shifts",
-    ),
+    "shifts": (change("1.0.0", ACT, 0, "zero_point_shift", to=[0.5, 0.5]), "has 1 offsets and 2 shifts"),
     "axis": (change("2.0.0", "encodings", 0, "axis", to=1), "scales along axis 1 in the file, and along"),
     "count": (change("2.0.0", "encodings", 0, "y_scale", to=[1.0, 2.0]), "needs scales of shape [4]"),
     "nothing": ({"version": "2.0.0", "encodings": []}, "AIMET encodings 2.0.0 without a tensor"),

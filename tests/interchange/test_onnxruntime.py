@@ -196,12 +196,7 @@ def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: 
     plain = load_recipe(recipe).override(
         activations={"equalize": "none", "calibrator": "minmax"}, weights={"rounding": "nearest"}
     )
-    own = onnxfq.quantize(
-        network(),
-        data,
-        recipe=plain,
-        options=options,
-    )
+    own = onnxfq.quantize(network(), data, recipe=plain, options=options)
     for mine, theirs in zip(own.encodings.encodings, given.encodings.encodings, strict=True):
         if mine.tensor == "x" or mine.tensor.startswith("w"):
             np.testing.assert_array_equal(theirs.scale, mine.scale)
@@ -239,10 +234,7 @@ def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: 
             {"CLS": "TensorsData", "data": {"x": {"lowest": [1, 2], "highest": [3, 4]}}},
             "x: has the ranges of 2 channels; calibrate per tensor",
         ),
-        (
-            {"CLS": "TensorsData", "data": {"x": {"lowest": 3, "highest": 1}}},
-            "has the invalid range [3, 1]",
-        ),
+        ({"CLS": "TensorsData", "data": {"x": {"lowest": 3, "highest": 1}}}, "has the invalid range [3, 1]"),
     ],
 )
 def test_damaged_files(content: Any, message: str, tmp_path: Path) -> None:

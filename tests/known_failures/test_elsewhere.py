@@ -37,10 +37,7 @@ ELSEWHERE = {
         f"{TRT}/issues/3112",
         "stages/test_calibration.py::test_dead_channels_get_a_scale",
     ),
-    "a quantized model gets a second pair, silently": (
-        MEASURED,
-        "cli/test_mistakes.py::test_mistakes",
-    ),
+    "a quantized model gets a second pair, silently": (MEASURED, "cli/test_mistakes.py::test_mistakes"),
     "the number of the opset is raised, and the operators stay as they were": (
         f"{ORT}/issues/9197",
         "graph/test_opsets.py::test_every_structure_at_every_opset",

@@ -61,7 +61,7 @@ def own_weights() -> onnx.ModelProto:
                 then_branch = yes () => (float[N,4] t) { shape = Constant <value = int64[2] {4, 4}> ()
                     flat = Constant <value = float[16] {1,2,3,4,5,6,7,8,-1,-2,-3,-4,-5,-6,-7,-8}> ()
                     v = Reshape (flat, shape) [inside] t = MatMul (x, v) },
-                else_branch = no () => (float[N,4] e) { [other] e = MatMul (x, v) }> }""",
+                else_branch = no () => (float[N,4] e) { [other] e = MatMul (x, v) }> }"""
     )
     body = proto.graph.node[0].attribute[1].g
     body.initializer.append(onnx.numpy_helper.from_array(W["w"], "v"))

@@ -205,19 +205,8 @@ def inner_output() -> onnx.ModelProto:
 BUILDERS = {
     make.__name__: make
     for make in (
-        conv_relu,
-        two_branch,
-        downsample,
-        shared_weight,
-        gemm,
-        transposed_weight,
-        tied_embedding,
-        if_body,
-        attention,
-        conv_transpose,
-        left_constant,
-        vector_weight,
-        same_tensor_twice,
+        *(conv_relu, two_branch, downsample, shared_weight, gemm, transposed_weight, tied_embedding),
+        *(if_body, attention, conv_transpose, left_constant, vector_weight, same_tensor_twice),
         inner_output,
     )
 }

@@ -10,13 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from body_models import MODELS
-from builders import (
-    BUILDERS,
-    build,
-    feed_for,
-    planned,
-    weights,
-)
+from builders import BUILDERS, build, feed_for, planned, weights
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Feed

@@ -55,10 +55,7 @@ def test_min_opset_is_the_first_with_the_type_per_axis(name, operator):
     assert not offered(QTYPES[name].min_opset - 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("int33", "; nearest: int3"), ("INT8", ""), ("", "")],
-)
+@pytest.mark.parametrize(("name", "hint"), [("int33", "; nearest: int3"), ("INT8", ""), ("", "")])
 def test_unknown_name(name, hint):
     """An unknown name is refused with the nearest ones."""
     with pytest.raises(SpecError) as caught:

@@ -100,10 +100,7 @@ CASES = {
         MatrixView("MatMul", (0, 1)),
     ),
     "conv": (QuantSpec(qtype="int4", axis=0), MatrixView("Conv", (0, 1, 2, 3), group=2)),
-    "transposed conv": (
-        QuantSpec(qtype="int4", axis=1),
-        MatrixView("ConvTranspose", (0, 1, 2, 3), group=1),
-    ),
+    "transposed conv": (QuantSpec(qtype="int4", axis=1), MatrixView("ConvTranspose", (0, 1, 2, 3), group=1)),
 }
 
 

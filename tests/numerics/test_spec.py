@@ -19,11 +19,7 @@ from onnxfq.numerics.spec import QuantSpec
         ({"axis": -1, "block_size": 32}, Granularity(-1, 32), "int8 symmetric blocks of 32 on axis -1"),
         ({"symmetric": False}, PER_TENSOR, "int8 asymmetric per-tensor"),
         ({"block_shape": (1, -1)}, Granularity(block_shape=(1, -1)), "int8 symmetric blocks of [1, -1]"),
-        (
-            {"power_of_two": True},
-            PER_TENSOR,
-            "int8 symmetric per-tensor with power-of-two scales",
-        ),
+        ({"power_of_two": True}, PER_TENSOR, "int8 symmetric per-tensor with power-of-two scales"),
         (
             {"axis": 1, "block_size": 32, "scale_type": "e8m0", "dynamic": True},
             Granularity(1, 32),

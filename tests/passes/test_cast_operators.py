@@ -22,7 +22,7 @@ from onnxfq.placement.float_casts import plan_floats
 OLDEST = 13
 """Opset to which older models are raised."""
 
-EVERY = 40
+EVERY = 80
 """One network in so many is cast, unless all cases are asked for."""
 
 INLINED = ("Clip", "SoftmaxCrossEntropyLoss")

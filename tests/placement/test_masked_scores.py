@@ -51,6 +51,7 @@ def sqnr(want: np.ndarray, got: np.ndarray) -> float:
     return float(10 * np.log10(np.square(want).sum() / np.square(got - want).sum()))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seen", SEEN)
 @pytest.mark.parametrize(
     ("form", "low"), [(f, low) for f in FORMS for low in LOWS if f != "added" or low > -np.inf]

@@ -193,10 +193,7 @@ def test_how_it_is_compared_changes_no_weight(kind: str, tmp_path: Path) -> None
     floats = FloatOptions("fp16") if kind == "fp16" else FloatOptions()
     plain = quantize(layers(), feeds(), recipe=recipe(4))
     other = quantize(
-        layers(),
-        feeds(),
-        recipe=recipe(4),
-        options=replace(QuantizeOptions.of(options), floats=floats),
+        layers(), feeds(), recipe=recipe(4), options=replace(QuantizeOptions.of(options), floats=floats)
     )
     assert other.trial("rounding").is_kept
     if kind == "exact":

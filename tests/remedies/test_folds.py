@@ -78,11 +78,7 @@ def test_others_are_as_before(tmp_path: Path) -> None:
     """One sample, samples that are left out, and statistics that saw all have no folds."""
     x, stats = draw(4), tmp_path / "stats.npz"
     quantize(x).statistics.save(stats)
-    results = [
-        quantize(draw(1)),
-        quantize(draw(8)),
-        quantize(x, sources=onnxfq.Sources(statistics=stats)),
-    ]
+    results = [quantize(draw(1)), quantize(draw(8)), quantize(x, sources=onnxfq.Sources(statistics=stats))]
     assert [result.evaluation.folds for result in results] == [0, 0, 0]
     assert ", unseen:" in quantize_summary(results[1])
     assert all(", seen:" in quantize_summary(result) for result in (results[0], results[2]))

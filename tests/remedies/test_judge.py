@@ -21,16 +21,7 @@ from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.judging.candidate import Candidate, Sources, build_candidate
 from onnxfq.judging.combinations import improve
 from onnxfq.judging.folds import Folds
-from onnxfq.judging.judge import (
-    LEAST_GAIN_DB,
-    NO_PROMISE,
-    Bounded,
-    Gain,
-    Judge,
-    Proposal,
-    Refusal,
-    Remedy,
-)
+from onnxfq.judging.judge import LEAST_GAIN_DB, NO_PROMISE, Bounded, Gain, Judge, Proposal, Refusal, Remedy
 from onnxfq.judging.samples import CHOOSING, PROVING, SHARED, split_samples
 from onnxfq.judging.work import Budget
 from onnxfq.layers.round_weights import Rounding, round_weights

@@ -218,14 +218,8 @@ def test_what_does_not_fit_is_refused(folder: Path):
 
     refused = (
         (lambda: quantize(whole, "other"), "gathered from a model with SHA-256 .* this one has"),
-        (
-            lambda: quantize(whole, rounding="nearest"),
-            "for which moments have no effect",
-        ),
-        (
-            lambda: quantize(whole, rounding="qronos"),
-            "needs the inputs of the quantized model",
-        ),
+        (lambda: quantize(whole, rounding="nearest"), "for which moments have no effect"),
+        (lambda: quantize(whole, rounding="qronos"), "needs the inputs of the quantized model"),
         (lambda: quantize(part), "of 12 of 24 samples; merge"),
         (lambda: quantize(both), "has ranges and no moments"),
         (lambda: merge(own[0], own[1]), "different grids; .*--ranges-from"),

@@ -14,8 +14,6 @@ from onnxfq.errors import DataError, RecipeError
 from onnxfq.judging.samples import split_samples
 from onnxfq.runtime.session import Session
 
-DRAWN = 8
-
 
 def draw(seed: int) -> tuple[onnx.ModelProto, Feed]:
     """A chain of one to four products, and samples of which a few are larger than the others."""
@@ -48,7 +46,8 @@ def proving_db(result: onnxfq.QuantizeResult, proto: onnx.ModelProto, data: Feed
     return 10 * np.log10(signal / noise) if noise else np.inf
 
 
-@pytest.mark.parametrize("seed", range(DRAWN))
+@pytest.mark.share(2)
+@pytest.mark.parametrize("seed", range(8))
 def test_a_promise_is_kept_or_refused(seed: int) -> None:
     """Near the value that quantizing gives: kept on samples that did not choose, or refused in one line."""
     proto, data = draw(seed)

@@ -47,6 +47,7 @@ def test_each_switch_by_itself(name: str) -> None:
             np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", sorted(BUILDERS))
 def test_segments_compute_what_the_whole_computes(name: str) -> None:
     """In segments, from the start and from the trace of the float model: as onnxruntime in one session."""

@@ -258,18 +258,7 @@ def test_what_cannot_be_cured_ends_with_3(
     register(values=open_lying(has_pairs()))
     onnx.save(chain(), "m.onnx")
     np.savez("d.npz", **ROWS)
-    words = [
-        "quantize",
-        "m.onnx",
-        "--data",
-        "d.npz",
-        "--recipe",
-        "liar-int8",
-        "--repair",
-        "off",
-        "-o",
-        "q.onnx",
-    ]
+    words = "quantize m.onnx --data d.npz --recipe liar-int8 --repair off -o q.onnx".split()
     assert main([*words, "--report", "page.html", "--artifacts", "all"]) == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("differs    Liar 1.2 computes 6.") and "the simulation" in lines[0]

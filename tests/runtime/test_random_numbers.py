@@ -193,6 +193,7 @@ def test_equal_runs_end_in_equal_files(name: str, tmp_path: Path, caplog: pytest
     assert SEED_INPUT not in str(made[0].qdq)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_figures_hold_no_noise_of_draws(name: str, tmp_path: Path) -> None:
     """The SQNR shows quantization alone: the model equals itself, and evaluate finds what quantize did."""

@@ -170,10 +170,7 @@ def check(kind: str, root: Path, python: str) -> dict[str, float]:
     int4 = onnxfq.load_recipe("genai-int4")
     simulated = {
         name: onnxfq.quantize(root / "fp32", texts, root / name, recipe=recipe).simulation
-        for name, recipe in (
-            ("genai-int4", int4),
-            ("int4-float-inputs", int4.override(activations=None)),
-        )
+        for name, recipe in (("genai-int4", int4), ("int4-float-inputs", int4.override(activations=None)))
     }
     cached = onnxfq.load_recipe("genai-int8").override(cache={"qtype": "int8", "granularity": "per_axis"})
     onnxfq.quantize(root / "fp32", texts, root / "int8-cache", recipe=cached)

@@ -23,10 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
-SUITES = {
-    "aimet": "suites.aimet",
-    "pytorch-quantization": "suites.pytorch_quantization",
-}
+SUITES = {"aimet": "suites.aimet", "pytorch-quantization": "suites.pytorch_quantization"}
 """The module of each suite: FETCH, TESTS, LEAST, and the hooks of a pytest plugin."""
 
 

@@ -151,7 +151,7 @@ EXPECTED: dict[tuple[str, str], tuple[int, int, str]] = {
         131,
         133,
         "torch exports the pooling of channels last with a Gather, unless a quantizer stands before it",
-    ),
+    )
 }
 """Numbers of both roads where they differ, and why, by network and recipe."""
 

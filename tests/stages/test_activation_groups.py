@@ -25,7 +25,6 @@ from observed_models import by_groups, feeds_of, file_bytes, narrow_channels
 from onnxfq.calibration.calibrators import Calibrator, observing_names
 from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, Observed, Statistics, TensorStatistics
 from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, GroupSum
-from onnxfq.cli.main import main
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import PlanError, RecipeError, StatisticsError
@@ -511,34 +510,6 @@ def test_reports_know_the_noise_of_all_groups() -> None:
         exact = ErrorSums.from_arrays(x, encodings[tensor].fake_quantize(x)).sqnr_db
         # Within bins values are taken as spread evenly.
         assert math.isclose(rows[tensor].sqnr_db, exact, abs_tol=0.3)
-
-
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The stages one by one, with a recipe in a file, and two files of statistics merged."""
-    folder = tmp_path
-    onnx.save(two_branch(), folder / "m.onnx")
-    (folder / "r.yaml").write_text(
-        "target: onnxruntime\nactivations: {qtype: int8, symmetric: false, granularity: per_axis}\n"
-    )
-    for number, seed in enumerate((0, 1)):
-        np.savez(folder / f"{number}.npz", **feed_for(two_branch(), seed))
-    for line in (
-        "plan {0}/m.onnx --recipe {0}/r.yaml -o {0}/p.json",
-        "observe {0}/m.onnx --plan {0}/p.json --data {0}/0.npz -o {0}/0.stats.npz",
-        "observe {0}/m.onnx --plan {0}/p.json --data {0}/1.npz -o {0}/1.stats.npz",
-        "observe --merge {0}/0.stats.npz {0}/1.stats.npz -o {0}/s.npz",
-        "calibrate {0}/m.onnx --plan {0}/p.json --statistics {0}/s.npz -o {0}/e.json --table",
-        "insert {0}/m.onnx --plan {0}/p.json --encodings {0}/e.json -o {0}/q.onnx",
-        "evaluate {0}/m.onnx {0}/q.onnx --data {0}/1.npz --per-tensor",
-        "inspect {0}/q.onnx",
-        "quantize {0}/m.onnx --data {0}/0.npz --recipe {0}/r.yaml -o {0}/o.onnx --report {0}/o.html "
-        "--artifacts {0}/made --rounding nearest",
-        "inspect {0}/q.onnx {0}/o.onnx --tolerance 1000",
-    ):
-        assert main(line.format(folder).split()) == 0, capsys.readouterr().err
-    printed = capsys.readouterr().out
-    assert "(4 groups)" in printed
-    assert "q.onnx" in printed
 
 
 @st.composite

@@ -135,10 +135,7 @@ def test_inner_tensors_stand_in_the_order_of_computation() -> None:
     ("text", "words"),
     [
         ("(float[N,3] z) { z = Neg (x) }", "other has outputs z, the reference y"),
-        (
-            "(float[M,N] y) { y = Transpose (x) }",
-            r"other: 'y' has shape \[3, 2\], the reference \[2, 3\]",
-        ),
+        ("(float[M,N] y) { y = Transpose (x) }", r"other: 'y' has shape \[3, 2\], the reference \[2, 3\]"),
     ],
 )
 def test_other_outputs_and_shapes_are_refused(text: str, words: str) -> None:

@@ -76,16 +76,6 @@ def test_requantize_takes_quantizers_out(name: str, insert: object) -> None:
 
 
 @pytest.mark.sample
-def test_requantize_in_one_call(tmp_path: Path) -> None:
-    """`quantize` on a quantized model with the option gives a valid model with as many pairs."""
-    one = stage(two_branch())
-    onnx.save(insert_qdq(one.model, one.plan, one.encodings), tmp_path / "int8.onnx")
-    result = quantize(tmp_path / "int8.onnx", [one.feed], tmp_path / "out.onnx", recipe=asked("requantize"))
-    count = [n.op_type for n in onnx.load(tmp_path / "out.onnx").graph.node].count("DequantizeLinear")
-    assert count == len(one.plan.placements)
-    assert result.plan.coverage() == one.plan.coverage()
-
-
 def test_what_has_no_float_form_cannot_be_taken_out() -> None:
     """An unknown operator on integers is named, with what to do."""
     proto = build(

@@ -299,9 +299,7 @@ def test_masks_stay_finite(lowest):
 def test_what_is_no_tensor_keeps_its_type(text: str, tmp_path: Path) -> None:
     """Makers and readers of a sequence or an optional stay in float32; the file loads as it is."""
     proto = build(
-        f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}",
-        {"w": weights(4, 4), "i": np.int64(0)},
-        opset=18,
+        f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}", {"w": weights(4, 4), "i": np.int64(0)}, opset=18
     )
     found = quantize(
         proto,
@@ -547,18 +545,17 @@ def recurrent(op: str, before: str, steps: int | str = 25, direct: bool = False)
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 @pytest.mark.parametrize("op", RECURRENT)
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-@pytest.mark.parametrize("io", [False, True])
-def test_no_cast_in_front_of_a_loop(op, name, io):
+@pytest.mark.parametrize(("io", "direct"), [(False, False), (False, True), (True, False), (True, True)])
+def test_no_cast_in_front_of_a_loop(op, name, io, direct):
     """TensorRT builds no Cast in front of a recurrent operator: what computes its input stays in float32."""
-    for direct in (False, True):
-        turned = "t = Transpose <perm = [1,0,2]> (u) v = Transpose <perm = [1,0,2]> (t)"
-        proto = recurrent(op, turned, direct=direct)
-        made = cast(proto, FloatOptions(name, io=io))
-        result = check(made.qdq, build=BuildOptions())
-        assert result.passed and all(row.kept == row.promised for row in result.coverage), result.table()
-        assert ("x" in reasons(made)) == (io and direct)
-        whys = [why for why in reasons(made).values() if "no Cast in front of a loop" in why]
-        assert len(whys) >= (2 if not direct or io else 1)
+    turned = "t = Transpose <perm = [1,0,2]> (u) v = Transpose <perm = [1,0,2]> (t)"
+    proto = recurrent(op, turned, direct=direct)
+    made = cast(proto, FloatOptions(name, io=io))
+    result = check(made.qdq, build=BuildOptions())
+    assert result.passed and all(row.kept == row.promised for row in result.coverage), result.table()
+    assert ("x" in reasons(made)) == (io and direct)
+    whys = [why for why in reasons(made).values() if "no Cast in front of a loop" in why]
+    assert len(whys) >= (2 if not direct or io else 1)
 
 
 @pytest.mark.parametrize("steps", [1, "T"])

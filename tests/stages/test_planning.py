@@ -20,7 +20,6 @@ from builders import (
     with_weights,
 )
 
-from onnxfq.documents.plan import Plan
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.queries import collect_tensors
@@ -45,18 +44,6 @@ def test_every_float_tensor_is_placed_or_has_a_reason(name: str, recipe: str) ->
     reasons = [s.name for s in plan.skipped if s.kind == "tensor"]
     assert sorted(placed + reasons) == sorted(floats)
     assert all(s.why for s in plan.skipped) and all(p.why for p in plan.placements)
-
-
-def test_plans_are_deterministic() -> None:
-    """The same model and recipe give the same plan."""
-    assert planned(two_branch()) == planned(two_branch())
-
-
-def test_plans_survive_their_file(tmp_path) -> None:
-    """A plan read back equals the one that was written."""
-    plan = planned(two_branch())
-    plan.save(tmp_path / "x.plan.json")
-    assert Plan.load(tmp_path / "x.plan.json") == plan
 
 
 KEEP = {

@@ -29,7 +29,7 @@ HOSTILE: tuple[Any, ...] = (
 )
 """Values that may stand in place of any other."""
 
-EVERY = 7
+EVERY = 13
 """One replacement in so many is tried, unless all cases are asked for."""
 
 

@@ -52,10 +52,12 @@ def model(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dic
 
 
 @BUILDER
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore")  # the exporter is not under test
+@pytest.mark.parametrize("recipe", ["tensorrt-nvfp4", "tensorrt-mxfp8"])
 @pytest.mark.parametrize(("family", "floats"), [*((family, "fp16") for family in FAMILIES), ("bert", "fp32")])
 def test_every_linear_layer(
-    family: str, floats: FloatName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, floats: FloatName, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each linear layer is NVFP4 in the engine; MXFP8 weights stay 8 bits except for the ones above.
 
@@ -63,30 +65,25 @@ def test_every_linear_layer(
     """
     source = tmp_path / "m.onnx"
     feed, linear = model(family, source, monkeypatch)
-    made = {}
-    for recipe in ("tensorrt-nvfp4", "tensorrt-mxfp8"):
-        half = onnxfq.FloatOptions(floats)
-        result = onnxfq.quantize(
-            source,
-            [feed],
-            recipe=recipe,
-            accuracy=onnxfq.AccuracyTarget(repair=None),
-            options=onnxfq.QuantizeOptions(floats=half),
-        )
-        made[recipe] = result.qdq
-        assert check(result.qdq).findings == ()
-        whys = [s.why for s in result.plan.skipped if s.op_type == "MatMul" and s.kind == "node"]
-        assert len(whys) >= 2 and all("MXFP8" in why or "NVFP4" in why for why in whys), whys
-    for recipe, reports in build_all(tmp_path, made).items():
-        (report,) = reports.values()
-        assert report.built, (recipe, report.faults, report.errors)
-        seen = [row.split()[1] for row in verdicts(read(made[recipe], EXTRA), report).values()]
-        if recipe == "tensorrt-nvfp4":
-            assert seen == ["low"] * linear
-        else:
-            outside = linear - len(seen)  # K of 16 has no block of 32
-            assert seen.count("weight-only") == linear - outside - LOST.get(family, 0)
-            assert outside == (family == "vision")
+    result = onnxfq.quantize(
+        source,
+        [feed],
+        recipe=recipe,
+        accuracy=onnxfq.AccuracyTarget(repair=None),
+        options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions(floats)),
+    )
+    assert check(result.qdq).findings == ()
+    whys = [s.why for s in result.plan.skipped if s.op_type == "MatMul" and s.kind == "node"]
+    assert len(whys) >= 2 and all("MXFP8" in why or "NVFP4" in why for why in whys), whys
+    (report,) = build_all(tmp_path, {"one": result.qdq})["one"].values()
+    assert report.built, (report.faults, report.errors)
+    seen = [row.split()[1] for row in verdicts(read(result.qdq, EXTRA), report).values()]
+    if recipe == "tensorrt-nvfp4":
+        assert seen == ["low"] * linear
+    else:
+        outside = linear - len(seen)  # K of 16 has no block of 32
+        assert seen.count("weight-only") == linear - outside - LOST.get(family, 0)
+        assert outside == (family == "vision")
 
 
 def rows(shape: str = "N,2,5,64") -> onnx.ModelProto:

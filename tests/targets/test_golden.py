@@ -31,14 +31,14 @@ WEIGHTS = ("tensorrt-int4", "tensorrt-int8-weights")
 MISSES = [("float", "low"), ("mixed", "low"), ("weight-only", "low"), ("float", "weight-only")]
 NETWORKS = {
     "resnet18": (INT8,),
-    "mobilenetv2": (INT8, FP8),
-    "bert": (INT8, FP8, *WEIGHTS),
+    "mobilenetv2": (INT8,),
+    "bert": (INT8, FP8, WEIGHTS[0]),
     "unet": (INT8, FP8),
     "detector": (INT8,),
 }
 MORE = {
-    "resnet18": (FP8,),
-    "detector": (FP8,),
+    **dict.fromkeys(("resnet18", "detector", "mobilenetv2"), (FP8,)),
+    "bert": WEIGHTS[1:],
     "resnet50": (INT8, FP8),
     "vit_b16": (INT8, FP8, *WEIGHTS),
 }

@@ -25,6 +25,7 @@ def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return proto
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("target", ["onnxruntime", "openvino"])
 def test_all_that_is_promised_runs_low(network: onnx.ModelProto, target: str) -> None:
     """The runtime itself finds nothing of the recipe in float."""

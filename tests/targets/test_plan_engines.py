@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RT
 
 RECIPES = ("tensorrt-int8", "tensorrt-fp8", "tensorrt-nvfp4")
 ALL = os.environ.get("ONNXFQ_GOLDEN") == "all"
-CASES = [(name, recipe) for name in NETWORKS for recipe in RECIPES][:: 1 if ALL else 25]
+CASES = [(name, recipe) for name in NETWORKS for recipe in RECIPES][:: 1 if ALL else 40]
 MOST = 1.05
 """Times the kernels of the plan before, and of half, that a plan may have."""
 

@@ -18,7 +18,7 @@ from onnxfq.targets.reading.runtime_forms import read_table
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-EVERY = {"onnxruntime": 97, "openvino": 97, "tensorrt": 4, "qnn": 1}
+EVERY = {"onnxruntime": 97, "openvino": 97, "tensorrt": 8, "qnn": 1}
 """One form of so many is tried again; `scripts/runtime_forms.py --check 1` tries all."""
 
 PRODUCTS = 47

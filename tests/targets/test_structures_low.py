@@ -23,6 +23,7 @@ IN_FLOAT = {
 """Most products of an operator that the plan leaves in float in one network."""
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["onnxruntime-int8", "openvino-int8", "qnn-int8", "qnn-a16w8"])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.sample) if name == "mixer" else name for name in STRUCTURES]

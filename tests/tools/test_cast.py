@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from builders import BUILDERS, build, feed_for, weights
+from engines import build_all
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
@@ -98,6 +100,7 @@ def test_casts_are_valid_and_near(name: str, floats: FloatOptions, given: bool) 
     assert kinds <= {TensorProto.FLOAT16 if floats.io else TensorProto.FLOAT}
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_float16_runs_in_onnxruntime(name: str) -> None:
     """ONNX Runtime itself, which has float16 kernels, gives the float model's numbers to 30 dB."""
@@ -112,15 +115,16 @@ def test_float16_runs_in_onnxruntime(name: str) -> None:
         assert 10 * np.log10(1 / max(noise, 1e-12)) > 30
 
 
-@pytest.mark.grid
 @needs_builder
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("floats", [FloatOptions("fp16"), FloatOptions("fp16", True), BF16], ids=str)
-def test_tensorrt_builds_it(name: str, floats: FloatOptions) -> None:
-    """TensorRT for RTX, strongly typed, builds an engine of each."""
-    proto = BUILDERS[name]()
-    half = cast(proto, [feed_for(proto)], floats=floats).half
-    assert onnxfq.check(half, build=BuildOptions()).passed
+def test_tensorrt_builds_it(tmp_path: Path) -> None:
+    """TensorRT for RTX, strongly typed, builds an engine of each, in one of the types; `check` agrees."""
+    made = {}
+    for name, floats in zip(MODELS, cycle((FloatOptions("fp16"), FloatOptions("fp16", True), BF16))):
+        proto = BUILDERS[name]()
+        made[name] = cast(proto, [feed_for(proto)], floats=floats).half
+        assert onnxfq.check(made[name]).passed, name
+    for name, reports in build_all(tmp_path, made).items():
+        assert all(report.built for report in reports.values()), (name, reports)
 
 
 @pytest.mark.sample

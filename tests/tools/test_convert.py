@@ -15,11 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keyword_numerics import dequantize
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import (
-    QuantFormat,
-    QuantType,
-    quantize_dynamic,
-)
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from ort_quantizer import by_ort
 

@@ -213,10 +213,7 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
 
 def tokens() -> tuple[onnx.ModelProto, list[dict[str, Any]]]:
     """A model with an open length, and data of ten lengths, 20 most often; the first four are short."""
-    proto = build(
-        "g (float[N,L,4] x) => (float[N,L,4] y) { y = MatMul (x, w) }",
-        {"w": weights(4, 4)},
-    )
+    proto = build("g (float[N,L,4] x) => (float[N,L,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)})
     lengths = [11, 12, 13, 14, 20, 63, 20, 20, 30, 40]
     return qdq_of(stage(proto)), [{"x": weights(1, length, 4)} for length in lengths]
 

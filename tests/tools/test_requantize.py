@@ -346,12 +346,7 @@ SATURATING = {
         17,
         ["Clip"],
     ),
-    "computed scale": (
-        f"s = Mul (t, t) {SAME}",
-        {"t": f32(0.1), "z": np.uint8(0)},
-        17,
-        ["Clip"],
-    ),
+    "computed scale": (f"s = Mul (t, t) {SAME}", {"t": f32(0.1), "z": np.uint8(0)}, 17, ["Clip"]),
     "dynamic": ("q, s, z = DynamicQuantizeLinear (a) r = DequantizeLinear (q, s, z)", {}, 17, []),
     "two pairs": (
         f"{SAME.replace('r =', 'h =')} p = MaxPool <kernel_shape = [1, 1]> (h) "

@@ -74,6 +74,7 @@ def shape(value) -> list[str | int]:
     return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
+@pytest.mark.grid
 @both
 @pytest.mark.parametrize("example", [1, 2])
 @pytest.mark.parametrize("count", [1, 3])
@@ -394,6 +395,7 @@ def test_unwritable_path(tmp_path):
         export_torch(Network(), (pictures(2),), tmp_path / "taken" / "model.onnx")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("size", [None, torch.export.Dim("n")], ids=["fixed", "open"])
 @pytest.mark.parametrize("as_module", [False, True])
 def test_what_torch_export_made(size, as_module):

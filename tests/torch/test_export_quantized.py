@@ -61,6 +61,7 @@ GRIDS = [
 ]
 
 
+@pytest.mark.grid
 @both
 @pytest.mark.parametrize("spec", GRIDS, ids=str)
 def test_quantized_values_are_torchs(spec, exporter):
@@ -125,6 +126,7 @@ def test_networks_compute_what_torch_computes(name, asked, learned, exporter):
 
 # Tracing reads sizes of its own states; it says the same of a float LSTM.
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:Exporting a model:UserWarning")
+@pytest.mark.grid
 @both
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_layers_export(kind, exporter):
@@ -199,6 +201,7 @@ FORMS = {
 }
 
 
+@pytest.mark.grid
 @both
 @pytest.mark.parametrize("form", FORMS)
 def test_written_out_quantization_is_recognised(form, exporter):

@@ -280,6 +280,7 @@ def test_pact_is_the_paper():
 
 
 # torch's compiler warns of deprecations in itself.
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("qtype", ["int8", "float8e4m3fn", "float4e2m1"])

@@ -74,6 +74,7 @@ CASES = [(name, torch.float32) for name in FUNCTIONS]
 CASES += [("fixed", torch.bfloat16), ("range", torch.bfloat16), ("LSQ+", torch.float16)]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_functions_compile_whole(name, dtype):
     """Every function is one graph, learned parameters and inputs of 16 bits too."""
@@ -84,6 +85,7 @@ def test_functions_compile_whole(name, dtype):
     assert compiled(x, *map(torch.tensor, numbers)).dtype == dtype
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("learned", ["nothing", "scale", "scale_zero_point", "range"])
 @pytest.mark.parametrize("blocks", [{"axis": 1}, {"axis": 1, "block_size": 8}], ids=str)
 def test_modules_compile_whole(learned, blocks):

@@ -133,6 +133,7 @@ def test_learned_scales_of_a_half_module_reach_onnx(learned):
     assert float(onnx.numpy_helper.to_array(scale)) == float(used) == float(used.half())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("learned", ["nothing", "scale"])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_a_module_trained_in_float32_is_exported_in_a_half_type(kind, learned):

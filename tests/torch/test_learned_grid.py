@@ -105,6 +105,7 @@ def test_training_that_is_resumed_has_its_bits(what: str) -> None:
         assert torch.equal(found, expected), name
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("what", LEARNED)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_no_step_makes_a_scale_negative(what: str, spec: QuantSpec) -> None:

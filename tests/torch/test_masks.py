@@ -54,6 +54,7 @@ def sqnr(want: torch.Tensor, got: torch.Tensor) -> float:
     return float(10 * torch.log10(want.square().sum() / (got - want).square().sum()))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("hides", [True, False], ids=["hides", "hid nothing"])
 @pytest.mark.parametrize("how", ["bool", "left out", "by hand", "lowest", "infinite"])
 def test_masks_hide_and_leave_steps(how: str, hides: bool) -> None:

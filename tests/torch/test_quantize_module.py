@@ -42,6 +42,7 @@ def digits(count: int = 3) -> torch.Tensor:
     return torch.rand(count, 1, 28, 28, generator=torch.Generator().manual_seed(count))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["residual_cnn", "depthwise_cnn", "transformer"])
 @pytest.mark.parametrize("asked", ["tensorrt-int8", "onnxruntime-int8"])
 def test_placement_is_that_of_the_onnx_side(name, asked):
@@ -103,6 +104,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_round_input_and_weight(name):
     """A layer computes what it computes on its rounded input and its weight rounded per output channel."""
@@ -510,6 +512,7 @@ def test_every_kind_is_placed():
     assert found == own - ONCE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("how", ["name", "glob", "type", "tensors"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PRODUCTS])
 def test_every_kind_of_layer_is_reached(kind, how):
@@ -642,6 +645,7 @@ class Masked(nn.Module):
         return torch.matmul(self.drop(self.soft(scores)), x)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("kept", "other"), [("bmm", "matmul"), ("matmul", "bmm")])
 @pytest.mark.parametrize("target", ["tensorrt", "onnxruntime"])
 def test_attention_is_quantized_as_a_whole_or_not_at_all(kept, other, target):

@@ -108,6 +108,7 @@ class Double(nn.Module):
         return self.second(self.two(torch.relu(self.first(self.one(x)))))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("calibrator", ["minmax", "percentile:99", "entropy", "mse"])
 @pytest.mark.parametrize("qtype", ["int8", "uint8", "int4"])
 def test_scales_equal_onnxruntimes_calibration(calibrator, qtype, tmp_path):

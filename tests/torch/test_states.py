@@ -131,6 +131,7 @@ def test_a_state_without_formats_loads_with_one_warning() -> None:
         other.load_state_dict(state)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dynamo", [True, False])
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
 def test_plain_exports_warn_and_convert(recipe: str, dynamo: bool, tmp_path: Path) -> None:
@@ -169,6 +170,7 @@ def scales(model: onnx.ModelProto) -> list[bytes]:
     return sorted(np.asarray(held[name]).tobytes() for name in names)
 
 
+@pytest.mark.grid
 @QUIET
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "separate"])
 @pytest.mark.parametrize("kind", ["x86", "qnnpack", "plain"])

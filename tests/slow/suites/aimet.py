@@ -82,10 +82,7 @@ def install() -> None:
         f"{core}.base.quantizer": {"QuantizerBase": quantizer.QuantizerBase},
         f"{core}.encoding_analyzer": analyzers,
         f"{core}.float": vars(aimet.float),
-        f"{core}.float.quantizer": {
-            **vars(aimet.float),
-            "_ieee_float_max_representable_value": largest,
-        },
+        f"{core}.float.quantizer": {**vars(aimet.float), "_ieee_float_max_representable_value": largest},
         f"{core}.tensor": vars(aimet.tensor),
         # The tests of quantizers import one name of a file that needs DeepSpeed.
         "v2.test_deepspeed": {"CustomMPU": object},
