@@ -164,7 +164,7 @@ ROOM_LINES: dict[str, int] = {
     "cli": 1930,  # remedies for wrong usage, options given twice; no room fell
     "data": 1828,  # hints for rows, single samples and tables as labels; no room fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1501,  # losses by output, keys and words of tensors; remedies fell
+    "documents": 1499,  # losses by output, keys and words of tensors; remedies fell
     "execution": 1019,  # makers of numbered tensors; no room fell
     "graph": 4517,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
@@ -173,15 +173,15 @@ ROOM_LINES: dict[str, int] = {
     "metrics": 328,  # hints for names of metrics, labels that none reads; no room fell
     "numerics": 1083,  # formats that an error names; no room fell
     "passes": 1647,  # a product of any rank and its bias as Gemm; targets fell
-    "placement": 1558,  # products of layers without a graph; torch fell
+    "placement": 1599,  # prices of kernels for products and convolutions; documents and stages fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 358,  # threads for reports; no room fell
     "remedies": 1540,  # 16 bits for single sums and norms; no room fell
     "report": 1217,  # layers that a trial ranked already, samples of each figure; no room fell
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1889,  # threads for reports, caches by genai_config.json; no room fell
+    "stages": 1888,  # threads for reports, caches by genai_config.json; no room fell
     "support": 1243,  # remedies for words, files and addresses of others; no room fell
-    "targets": 6459,  # a bias in its product on the HTP, signs in OpenVINO, single blocks; passes fell
+    "targets": 6486,  # a rule about single blocks, attention of Einsums; no room fell
     "tools": 1803,  # a remedy for codes of rules; no room fell
     "torch": 6087,  # no form of attentions by hand, one block of a module; placement fell too
 }
