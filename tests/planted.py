@@ -237,7 +237,7 @@ def float4_constants() -> Arrays:
 
 
 def one_block_constants(columns: int) -> Arrays:
-    """Return those of FLOAT4 for one block along the summed axis."""
+    """Return the constants of FLOAT4 for one block along the summed axis."""
     small = np.full((columns, 1), 1.0).astype(ml_dtypes.float8_e4m3fn)
     return {"w": stored(columns, 16, dtype=ml_dtypes.float4_e2m1fn), "ws": small, "gs": f32(0.01)}
 

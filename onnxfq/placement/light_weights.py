@@ -2,7 +2,7 @@
 
 Formats with dynamic scales give each input of a product two kernels, which read it in float32, compute its
 scales and order them: engines of 20 networks in NVFP4 have 2,131 layers, and 1,158 in half (TensorRT for RTX
-1.7.1). A static pair is part of the kernel in front. The kernel behind is that of `prices`.
+1.7.1). A static pair is part of the kernel in front. `prices` has the kernel behind.
 """
 
 from __future__ import annotations

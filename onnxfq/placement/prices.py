@@ -1,6 +1,6 @@
-"""What few bits save and what kernels cost on a GPU, in bytes: one price for convolutions and products.
+"""Prices in bytes: the gain of few bits and the cost of kernels on a GPU, for convolutions and products.
 
-The time of a byte read is that of about 100 multiply-adds in half: 82 to 202 by the data sheets of RTX 4090,
+A GPU does about 100 multiply-adds in half while it reads a byte: 82 to 202 by the data sheets of RTX 4090,
 RTX 4060, H100 and L4. Half as many bits take half of it. A launch takes 2.5 us, in which a GPU of 400 GB/s
 reads 1 MB: `Recipe.entry_bytes`.
 

@@ -88,7 +88,7 @@ def leave_out_short_runs(
 def _find_best(
     run: Sequence[gs.Node], nodes: Collection[gs.Node], op_types: Collection[str], kernel: int
 ) -> tuple[frozenset[str], float, float]:
-    """Return the names of the part of `run` that saves most, its bytes, and those of the whole.
+    """Return the names of the part of `run` that saves most, and the bytes of part and whole.
 
     First it is cut where the rest saves most, then single nodes go. A part has a node.
     """

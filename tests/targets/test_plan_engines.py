@@ -107,7 +107,7 @@ def count_kernels(reading: CheckContext, shapes: dict[str, list[tuple[int, int]]
     ("name", "more"), [("open encoder", 0), pytest.param("dense", 2, marks=pytest.mark.sample)]
 )
 def test_float8_beside_half(name: str, more: int, tmp_path: Path) -> None:
-    """An encoder for 1 to 256 tokens and dense blocks have two layers more at most in float8 than in a half type."""
+    """An encoder for 1 to 256 tokens has no layer more in float8 than in half, and dense blocks have two."""
     proto = open_encoder() if name == "open encoder" else dense(3)
     shapes = {"x": [(1, 1), (1, 256), (384, 384)]} if name == "open encoder" else {}
     low, half = count_kernels(read(unmeasured(proto, "tensorrt-fp8", "fp16"), EXTRA), shapes, tmp_path)

@@ -151,7 +151,7 @@ def test_guards_prevent_fusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @needs_builder
 def test_attention_of_einsums_is_not_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`write_products`: of 16 keys an attention of Einsums keeps its pairs, and is no single kernel."""
+    """`write_products`: an attention of Einsums and 16 keys keeps its pairs, and has several kernels."""
     proto = build(
         """g (float[2,16,64] x) => (float[2,16,64] y) { n = LayerNormalization (x, s, s)
         [q] a = Einsum <equation = "btw,whd->bthd"> (n, wq)
