@@ -55,7 +55,7 @@ newest:  ## the newest release of every runtime in a fresh environment, and the 
 
 qnn:  ## the emulation of Qualcomm's HTP in an environment alone: its table and tests; read the licence of onnxruntime-qnn first
 	$(PYTHON) -m venv --clear build/qnn
-	build/qnn/bin/pip install --quiet onnxruntime ".[test]"
+	ONNXFQ_RUNTIME=cpu build/qnn/bin/pip install --quiet onnxruntime ".[test]"
 	build/qnn/bin/pip uninstall --quiet --yes onnxruntime-gpu
 	build/qnn/bin/pip install --quiet --force-reinstall --no-deps onnxruntime onnxruntime-qnn
 	build/qnn/bin/python scripts/runtime_forms.py --runtimes qnn

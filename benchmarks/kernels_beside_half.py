@@ -3,9 +3,11 @@
     python benchmarks/kernels_beside_half.py [--only TEXT] [--out benchmarks/results/kernels_beside_half.md]
 
 The networks of tests/networks are built by TensorRT for RTX, without a GPU, with scales that are made up.
-Bytes are the results that kernels write and the weights that they read, per sample. No time is measured. With
-`--out` the counts also go to tests/networks/kernels_beside_half.json: a test lets no plan have more than its
-count there, or than 1.05 times half's.
+Bytes are the results that kernels write and the weights that they read, per sample. The last columns have the
+share of the multiply-adds in low precision, and what each kernel more than in half saves by the prices of
+`placement/prices.py`: bytes, and multiply-adds as bytes. No time is measured. With `--out` the counts also go
+to tests/networks/kernels_beside_half.json: a test lets no plan have more than its count there, or than 1.05
+times half's.
 """
 
 from __future__ import annotations
@@ -16,53 +18,100 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 from timing import markdown_table, write_section
 
 from onnxfq.errors import ModelError
+from onnxfq.placement.prices import MULTIPLIES
 from onnxfq.targets.engine_figures import EngineFigures
+from onnxfq.targets.recipes import load_recipe
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "networks"), str(TESTS / "torch")]
 
 import plan_networks  # noqa: E402  (just added)
-from engines import build_beside_half, unmeasured  # noqa: E402
+from engines import build_beside_half, count_low, unmeasured  # noqa: E402
 
 MOST = 1.05
+LAUNCH = 1 << 20
+"""Bytes that a kernel counts as, the default of the recipe's field `entry_bytes`."""
 RECIPES = ("tensorrt-fp8", "tensorrt-nvfp4")
 
 
-def measure(recipe: str, only: str) -> dict[str, tuple[EngineFigures, EngineFigures]]:
-    """Return the figures of both engines by network; none for one with nothing to quantize."""
+class Found(NamedTuple):
+    """Figures of both engines of a network, and its multiply-adds, in low precision and in all."""
+
+    ours: EngineFigures
+    half: EngineFigures
+    low: int
+    total: int
+
+
+def measure(recipe: str, only: str) -> dict[str, Found]:
+    """Return the figures by network; none for one with nothing to quantize."""
     found = {}
     for name, make in plan_networks.NETWORKS.items():
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
             if only in name:
                 try:
-                    plan = unmeasured(make(Path(folder)), recipe, "fp16")
+                    proto = make(Path(folder))
+                    plan, counts = unmeasured(proto, recipe, "fp16"), count_low(proto, recipe)
                 except ModelError:
                     continue
-                found[name] = build_beside_half(plan, Path(folder))
-                print(recipe, name, *(one.kernels for one in found[name]), flush=True)
+                found[name] = Found(*build_beside_half(plan, Path(folder)), *counts)
+                print(recipe, name, *(one.kernels for one in found[name][:2]), flush=True)
     return found
 
 
-def make_table(found: dict[str, tuple[EngineFigures, EngineFigures]]) -> str:
+def make_table(recipe: str, found: dict[str, Found]) -> str:
     """Return the table of a recipe, and what its networks have in all."""
-    heads = ["network", "kernels", "half", "times", "MB", "half", "times", "only quantizing"]
-    totals = [
-        [sum(row) for row in zip(*map(_count, side), strict=True)]
-        for side in zip(*found.values(), strict=True)
+    heads = [
+        "network",
+        "kernels",
+        "half",
+        "times",
+        "MB",
+        "half",
+        "times",
+        "only quantizing",
+        "low",
+        "MB saved",
     ]
-    sides = {**{name: [_count(one) for one in pair] for name, pair in found.items()}, "all": totals}
-    rows = [
-        [name, f"{ours[0]:,}", f"{half[0]:,}", f"{ours[0] / half[0]:.2f}"]
-        + [f"{ours[1] / 1e6:.2f}", f"{half[1] / 1e6:.2f}", f"{ours[1] / half[1]:.2f}", str(ours[2])]
-        for name, (ours, half) in sides.items()
-    ]
-    above = sum(ours.kernels > MOST * half.kernels for ours, half in found.values())
-    text = f"{above} of {len(found)} networks have more than {MOST} times the kernels of half."
-    return f"{text}\n\n{markdown_table(heads, rows)}"
+    rows = [[*_list_figures([one]), _describe_saved(recipe, one)] for one in found.values()]
+    rows.append([*_list_figures([*found.values()]), ""])
+    table = [[name, *row] for name, row in zip([*found, "all"], rows, strict=True)]
+    above = [one for one in found.values() if one.ours.kernels > MOST * one.half.kernels]
+    paid = sum(_save(recipe, one) >= LAUNCH for one in above)
+    text = (
+        f"{len(above)} of {len(found)} networks have more than {MOST} times the kernels of half. "
+        f"In {paid} of these each kernel more saves {LAUNCH / 1e6:.2f} MB or more."
+    )
+    return f"{text}\n\n{markdown_table(heads, table)}"
+
+
+def _list_figures(found: list[Found]) -> list[str]:
+    sides = zip(*((_count(one.ours), _count(one.half)) for one in found), strict=True)
+    ours, half = ([sum(column) for column in zip(*side, strict=True)] for side in sides)
+    share = sum(one.low for one in found) / sum(one.total for one in found)
+    kernels = [f"{ours[0]:,}", f"{half[0]:,}", f"{ours[0] / half[0]:.2f}"]
+    return [
+        *kernels,
+        *(f"{n / 1e6:.2f}" for n in (ours[1], half[1])),
+        f"{ours[1] / half[1]:.2f}",
+        str(ours[2]),
+    ] + [f"{share:.0%}"]
+
+
+def _describe_saved(recipe: str, one: Found) -> str:
+    return f"{_save(recipe, one) / 1e6:.2f}" if one.ours.kernels > one.half.kernels else ""
+
+
+def _save(recipe: str, one: Found) -> float:
+    """Return the bytes that each kernel more saves, with multiply-adds as bytes; 0 without one."""
+    bits = load_recipe(recipe).weights.qtype.bits
+    saved = _count(one.half)[1] - _count(one.ours)[1] + one.low * (1 - bits / 16) / MULTIPLIES
+    return saved / max(one.ours.kernels - one.half.kernels, 1)
 
 
 def _count(figures: EngineFigures) -> list[int]:
@@ -78,8 +127,8 @@ def main() -> None:
     counts = {}
     for recipe in RECIPES:
         found = measure(recipe, given.only)
-        counts[recipe] = {name: [one.kernels for one in pair] for name, pair in found.items()}
-        write_section(given.out, "Kernels next to half", recipe, make_table(found))
+        counts[recipe] = {name: [one.kernels for one in pair[:2]] for name, pair in found.items()}
+        write_section(given.out, "Kernels next to half", recipe, make_table(recipe, found))
     if given.out:
         text = (
             json.dumps(counts, indent=1).replace("[\n   ", "[").replace(",\n   ", ", ").replace("\n  ]", "]")

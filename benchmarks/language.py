@@ -32,7 +32,7 @@ class Row(NamedTuple):
 QRONOS = {"weights": {"rounding": "qronos"}}
 BLOCKS = {"weights": {"rounding": "qronos", "block_size": 32}}
 ALONE: dict[str, Any] = {"activations": None, **QRONOS}
-SMALL: dict[str, Any] = {"least_weight_bytes": 0}
+SMALL: dict[str, Any] = {"small_shapes": "quantize"}
 LEAST = {"repair": "auto", "min_sqnr": 20.0, "fallback": "tensorrt-fp8"}
 DROP = {"repair": "auto", "metric": "perplexity", "max_drop": 0.3, "fallback": "tensorrt-fp8"}
 ROWS = (

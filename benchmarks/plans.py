@@ -39,8 +39,9 @@ WIDEST = 0.7
 
 def make_plans(model: onnxfq.Model, recipe: onnxfq.Recipe) -> tuple[onnxfq.Plan, onnxfq.Plan]:
     """Return the plan before and the plan."""
-    without = recipe.override(unfused_attention="quantize", least_weight_bytes=0)
-    with patch.object(stages_plan, "leave_out_short_runs", lambda decisions, *_: decisions):
+    without = recipe.override(unfused_attention="quantize")
+    kept = dict.fromkeys(("leave_out_short_runs", "leave_out_light"), lambda decisions, *_: decisions)
+    with patch.multiple(stages_plan, **kept):
         before = onnxfq.make_plan(model, without)
     return before, onnxfq.make_plan(model, recipe)
 

@@ -15,10 +15,14 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
+from onnxfq.graph.ops import is_weighted
+from onnxfq.graph.queries import nodes_by_graph
 from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 from onnxfq.numerics.layout import Layout
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.float_casts import plan_floats
+from onnxfq.placement.prices import count_multiplies
+from onnxfq.runtime.type_inference import with_found_types
 from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.plan import make_plan
@@ -109,6 +113,16 @@ def unmeasured(
     return cast_floats(
         qdq, plan_floats(qdq, {}, FloatOptions(floats), target_by_name(plan.target).keeps_float32)
     )
+
+
+def count_low(model: str | Path | onnx.ModelProto, recipe: str) -> tuple[int, int]:
+    """Return the multiply-adds of a sample in low precision by the plan of `recipe`, and in all."""
+    chosen = load_recipe(recipe)
+    loaded = prepare_model(load(model), chosen.target)
+    low = make_plan(loaded, chosen).quantized_nodes
+    nodes = filter(is_weighted, nodes_by_graph(with_found_types(loaded)[0].graph()))
+    counts = {node.name: count_multiplies(node) for node in nodes}
+    return sum(count for name, count in counts.items() if name in low), sum(counts.values())
 
 
 def _make_up(model: Model, placement: Placement) -> Encoding:

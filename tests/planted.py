@@ -236,6 +236,12 @@ def float4_constants() -> Arrays:
     }
 
 
+def one_block_constants(columns: int) -> Arrays:
+    """Return the constants of FLOAT4 for one block along the summed axis."""
+    small = np.full((columns, 1), 1.0).astype(ml_dtypes.float8_e4m3fn)
+    return {"w": stored(columns, 16, dtype=ml_dtypes.float4_e2m1fn), "ws": small, "gs": f32(0.01)}
+
+
 FLOAT4_SCALE = {"gs": f32(0.01)}
 
 
@@ -1537,6 +1543,41 @@ CASES = (
         FLOAT4_SCALE,
         "refused float4-open mm -> builder CHECK",
         opset=23,
+        trt=1,
+    ),
+    case(
+        "float4 of one block a row",
+        change(FLOAT4, ("float[16,256]", "float[16,16]")),
+        one_block_constants(128),
+        "float one-block mm -> float",
+        opset=23,
+        trt=1,
+    ),
+    case(
+        "float4 of one block",
+        change(FLOAT4, ("float[16,256]", "float[1,16]"), ("float[16,128]", "float[1,128]")),
+        one_block_constants(128),
+        "refused one-block mm -> parser ScaleMode",
+        opset=23,
+        trt=1,
+    ),
+    case(
+        "clean float4 of one block a row and an open size",
+        change(FLOAT4, ("float[16,256]", "float[N,16]"), ("float[16,128]", "float[N,128]")),
+        one_block_constants(128),
+        " -> low",
+        opset=23,
+        trt=1,
+    ),
+    case(
+        "MXFP8 of one block a row",
+        """g (float[16,32] x) => (float[16,64] y) {
+        [dyn] q, qs = trt.TRT_MXFP8DynamicQuantize <axis = -1, block_size = 32, output_dtype = 17> (x)
+        [xdq] d = trt.TRT_MXFP8DequantizeLinear <axis = -1, block_size = 32, output_dtype = 1> (q, qs)
+        [wdq] k = trt.TRT_MXFP8DequantizeLinear <axis = 0, block_size = 32, output_dtype = 1> (w, ws)
+        [mm] y = MatMul (d, k) }""",
+        {"w": stored(32, 64, dtype=ml_dtypes.float8_e4m3fn), "ws": np.full((1, 64), 127, np.uint8)},
+        "refused one-block mm -> builder",
         trt=1,
     ),
     case("MXFP8 of two computed tensors", MXFP8_TWICE, {}, "float mxfp8-product mm -> float", trt=1),

@@ -164,7 +164,7 @@ ROOM_LINES: dict[str, int] = {
     "cli": 1935,  # kinds of faults by their classes; data fell
     "data": 1752,  # hints for rows, single samples and tables as labels; no room fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1508,  # formats by tensor; remedies fell
+    "documents": 1508,  # losses by output, keys and words of tensors; remedies fell
     "execution": 1019,  # makers of numbered tensors; no room fell
     "graph": 4511,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
@@ -173,7 +173,7 @@ ROOM_LINES: dict[str, int] = {
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1107,  # mixes of least noise for every cost; remedies fell
     "passes": 1640,  # a product of any rank and its bias as Gemm; targets fell
-    "placement": 1558,  # products of layers without a graph; torch fell
+    "placement": 1599,  # prices of kernels for products and convolutions; documents and stages fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 358,  # threads for reports; no room fell
     "remedies": 1536,  # 16 bits for single sums and norms; no room fell
@@ -181,7 +181,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1884,  # threads for reports, caches by genai_config.json; no room fell
     "support": 1361,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6469,  # OpenVINO in a worker, which TensorRT's builder shares; passes fell
+    "targets": 6496,  # a rule about single blocks, attention of Einsums; no room fell
     "tools": 1804,  # times by the clock of the runtime's worker; graph fell
     "torch": 6024,  # functions refuse what layers refuse; grids share buffers and checks, compat fell too
 }

@@ -55,10 +55,8 @@ class Recipe(Record):
         cache: keys and values that a decoder hands on from token to token; None leaves them in float.
         small_shapes: whether nodes too small to gain from low precision are still quantized; convolutions
             leaves only convolutions in float.
-        entry_bytes: bytes that each kernel in front of a run of quantized nodes counts as, where small shapes
-            stay in float; a run that saves fewer bytes than its entries cost stays in float too.
-        least_weight_bytes: size of a product's weight in a half type below which it stays in float, if the
-            model has larger ones.
+        entry_bytes: bytes that each kernel counts as that quantized nodes add, where small shapes stay in
+            float; a node, or a run of them, that saves fewer bytes than they cost stays in float too.
         depthwise: whether depthwise convolutions are quantized.
         embeddings: whether tables of words are stored in the format of weights, in blocks along their rows;
             GenAI's decoders can.
@@ -86,8 +84,7 @@ class Recipe(Record):
     weights: WeightScheme
     cache: CacheScheme | None = None
     small_shapes: SmallShapes = "quantize"
-    entry_bytes: Annotated[int, pydantic.Field(ge=0)] = 64 << 10
-    least_weight_bytes: Annotated[int, pydantic.Field(ge=0)] = 0
+    entry_bytes: Annotated[int, pydantic.Field(ge=0)] = 1 << 20
     depthwise: Choice = "quantize"
     embeddings: Choice = "float"
     log_spectra: Choice = "float"

@@ -1,9 +1,8 @@
-"""Products whose weight is small or none: reading it costs less than the kernels that quantize their inputs.
+"""Products whose kernels cost more than few bits save: their weight is small or none, and their input short.
 
-NVFP4 gives each input of a product a kernel that computes its scales: engines of 20 networks have 2,131
-layers, and 1,158 in half (TensorRT for RTX 1.7.1). A GPU of 400 GB/s reads 1 MB during a launch of 2.5 us: a
-smaller weight in a half type costs less than the kernel. A product of two computed tensors has two such
-kernels and no weight. No time was measured.
+Formats with dynamic scales give each input of a product two kernels, which read it in float32, compute its
+scales and order them: engines of 20 networks in NVFP4 have 2,131 layers, and 1,158 in half (TensorRT for RTX
+1.7.1). A static pair is part of the kernel in front. `prices` has the kernel behind.
 """
 
 from __future__ import annotations
@@ -14,35 +13,51 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.queries import weight_source
+from onnxfq.placement.prices import count_numbers, price_sums, save_products
 from onnxfq.placement.target_policy import NodeDecision, fewer_or_noted
 
 _PRODUCTS = ("MatMul", "Gemm")
-_HALF = 2
-_REMEDY = "; to quantize it, set least_weight_bytes: 0 in the recipe"
-_LIGHT = (
-    "its weight has {:,} bytes in a half type, below {:,}, and is read faster than a kernel that quantizes "
-    f"its input starts{_REMEDY}"
-)
-_COMPUTED = f"both of its inputs are computed, and a kernel quantizes each, which no weight pays for{_REMEDY}"
+_DYNAMIC = 2
+"""Kernels of an input with dynamic scales."""
+_FLOATS = 5
+"""Bytes more than in half that they take for each number, which is written and read in float32."""
+_REMEDY = "; to quantize it, set small_shapes: quantize in the recipe"
 
 
 def leave_out_light(
-    decisions: list[NodeDecision], nodes: Iterable[gs.Node], least: int
+    decisions: list[NodeDecision], nodes: Iterable[gs.Node], kernel: int
 ) -> list[NodeDecision]:
-    """Return `decisions`, in float with a reason for products whose weight is below `least` bytes.
+    """Return `decisions`, in float with a reason for products that cost more than they save.
 
-    Formats with dynamic scales quantize each input by a kernel. If no product is left, all stay.
+    A product of two computed tensors has no weight, and costs kernels with dynamic scales alone. If no
+    product is left, all stay.
+
+    Args:
+        decisions: decisions on the weighted nodes.
+        nodes: all nodes.
+        kernel: bytes that a launch counts as.
     """
-    sizes = {
-        node.name: 0 if source is None else _HALF * prod(source.tensor.shape)
-        for node in nodes
-        if node.op in _PRODUCTS
-        for source in [weight_source(node, 1) or weight_source(node, 0)]
-    }
-    fewer = [
-        d.leave_out("light-weight", _LIGHT.format(size, least) if size else _COMPUTED)
-        if d.placements and (size := sizes.get(d.node, least)) < least
-        else d
-        for d in decisions
-    ]
+    by_name = {node.name: node for node in nodes if node.op in _PRODUCTS}
+    fewer = []
+    for decision in decisions:
+        cost = _price(by_name[decision.node], decision, kernel) if decision.node in by_name else 0.0
+        why = f"its kernels cost {cost:,.0f} bytes more than {decision.op_type} saves{_REMEDY}"
+        fewer.append(decision.leave_out("light-weight", why) if cost > 0 else decision)
     return fewer_or_noted(decisions, fewer, "its weight is small, and so are all of the model's")
+
+
+def _price(node: gs.Node, decision: NodeDecision, kernel: int) -> float:
+    """Return the bytes that the kernels of `node` cost, less those that it saves; 0 without float formats."""
+    placed = [p for p in decision.placements if p.role == "activation" and p.spec.qtype.is_float]
+    source = weight_source(node, 1) or weight_source(node, 0)
+    if not placed or (source is None and not placed[0].spec.dynamic):
+        return 0.0
+    qtype = placed[0].spec.qtype
+    cost = price_sums(node, kernel) - save_products(node, qtype.bits)
+    if source is not None:
+        cost -= prod(source.tensor.shape) * (2 - qtype.bits / 8)
+    for data in (tensor for slot, tensor in enumerate(node.inputs[:2]) if weight_source(node, slot) is None):
+        readers = sum(reader.op in _PRODUCTS for reader in data.outputs)
+        if placed[0].spec.dynamic:
+            cost += (_DYNAMIC * kernel + _FLOATS * count_numbers(data)) / max(readers, 1)
+    return cost

@@ -196,8 +196,7 @@ def _as_a_whole(
         decisions = leave_out_small(decisions, nodes, OPERATORS[recipe.small_shapes])
         convolutions = OPERATORS["convolutions"]
         decisions = leave_out_short_runs(decisions, nodes, convolutions, recipe.entry_bytes)
-    if recipe.least_weight_bytes:
-        decisions = leave_out_light(decisions, nodes, recipe.least_weight_bytes)
+        decisions = leave_out_light(decisions, nodes, recipe.entry_bytes)
     return policy.revise(decisions, nodes, recipe)
 
 

@@ -192,7 +192,8 @@ def test_a_masked_attention_is_one_kernel(tmp_path: Path) -> None:
     made = {recipe: unmeasured(proto, recipe, "fp16") for recipe in ("tensorrt-int8", "tensorrt-fp8")}
     for recipe, found in build_all(tmp_path, made).items():
         for row in counts(made[recipe], found).values():
-            assert row == {"MatMul low as low": 6, "attention in one kernel": 1}, recipe
+            low = 6 if recipe == "tensorrt-int8" else 5  # the last stays in float with what is behind it
+            assert row == {"MatMul low as low": low, "attention in one kernel": 1}, recipe
 
 
 def encoder(batch: int | str) -> onnx.ModelProto:
@@ -242,16 +243,16 @@ def decode(tokens: int | str, cache: int | str = 31) -> onnx.ModelProto:
 
 @pytest.mark.grid
 @BUILDER
-@pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8"])
+@pytest.mark.parametrize("name", ["tensorrt-int8", "tensorrt-fp8"])
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_a_decode_step_is_one_kernel(
-    recipe: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over a cache, one query stays in float, with the reason; all forms are fused.
 
     With float8 pairs the kernel of one query multiplies in float, too: were it low, they could stay.
     """
-    proto = decode(tokens)
+    proto, recipe = decode(tokens), load_recipe(name).override(small_shapes="quantize")
     kept = {s.name: s.why for s in planned(proto, recipe).skipped if s.kind == "node"}
     one = tokens == 1
     assert kept.keys() == ({"scores", "mix"} if one else set())
@@ -259,7 +260,7 @@ def test_a_decode_step_is_one_kernel(
     made = unmeasured(proto, recipe, "fp16")
     for row in counts(made, build_all(tmp_path, {"m": made})["m"]).values():
         assert row == {"MatMul low as low": 4 if one else 6, "attention in one kernel": 1}
-    if one and recipe == "tensorrt-fp8":
+    if one and name == "tensorrt-fp8":
         monkeypatch.setattr(attention, "is_one_query", lambda scores: False)
         pairs = unmeasured(proto, recipe, "fp16")
         for report in build_all(tmp_path, {"pairs": pairs})["pairs"].values():
@@ -275,7 +276,8 @@ def test_sizes_that_onnx_does_not_infer(tmp_path: Path) -> None:
     assert names <= left_out(proto, "tensorrt-fp8").keys()
     made = unmeasured(proto, "tensorrt-fp8", "fp16")
     for row in counts(made, build_all(tmp_path, {"m": made})["m"]).values():
-        assert row == {"MatMul low as low": 13, "attention in one kernel": 2}
+        # Those in front of a GELU, of the outputs and of masks are one kernel each with what is behind them.
+        assert row == {"MatMul low as low": 9, "attention in one kernel": 2}
 
 
 def test_an_open_number_of_queries_is_a_prompt():
@@ -412,7 +414,8 @@ def test_small_float8():
     deep = "a depthwise convolution, which sums over no channels" + remedy.format("depthwise")
     assert {s.name: s.why for s in plan.skipped if s.kind == "node"} == {
         "one": small.format("16 channels in and 32 out"),
-        "two": "between float operators its pairs cost 124,992 bytes" + remedy.format("small_shapes"),
+        "two": "1 of 1 connected nodes in float save 2,096,320 bytes, which their kernels cost more than 8 "
+        "bits save" + remedy.format("small_shapes"),
         "four": small.format("32 channels in and 32 out in 4 groups"),
         "deep": deep,
     }

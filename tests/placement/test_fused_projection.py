@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Recipe
 from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.runtime.session import Session
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.check import check
 from onnxfq.tools.convert import convert
@@ -110,7 +112,7 @@ APART = ["h", "j", "kt", "p", "qs", "v3"]
 @pytest.mark.parametrize("split", SPLIT)
 def test_one_pair(split: str, scaled: str, recipe: str) -> None:
     """However the split is written, one pair stands behind product and bias, and every product counts."""
-    plan = planned(attend(split, scaled), recipe)
+    plan = planned(attend(split, scaled), load_recipe(recipe).override(small_shapes="quantize"))
     assert activations(plan) == JOINED
     assert [str(row) for row in plan.coverage()] == ["MatMul 4/4"]
     (whole,) = [p for p in plan.placements if p.tensor == "f"]
@@ -119,10 +121,11 @@ def test_one_pair(split: str, scaled: str, recipe: str) -> None:
     assert told["v3"] == told["kt"] == "moved, or a part, of the quantized 'f'"
 
 
-CASES: dict[str, tuple[onnx.ModelProto, str]] = {
+FLOAT8 = load_recipe("tensorrt-fp8").override(small_shapes="quantize")
+CASES: dict[str, tuple[onnx.ModelProto, str | Recipe]] = {
     **{split: (attend(split), "tensorrt-int8") for split in SPLIT},
     **{scaled: (attend("Split", scaled, shape=(4, 49, 4, 32)), "tensorrt-int8") for scaled in SCALED},
-    "float8": (attend("Slice", "both"), "tensorrt-fp8"),
+    "float8": (attend("Slice", "both"), FLOAT8),
     "Gemm": (attend("Gather", linear="Gemm"), "tensorrt-int8"),
     "no bias": (attend("Split", linear="none"), "tensorrt-int8"),
     "one sample": (attend(shape=(1, 49, 4, 32)), "tensorrt-int8"),

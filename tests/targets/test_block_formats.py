@@ -330,7 +330,7 @@ def test_an_activation_whose_rank_only_a_run_tells(recipe):
         {"w": weights(256, 64), "b": weights(256)},
     )
     samples = [{"x": weights(4, 256, seed=n), "to": np.asarray([2, 2, 256])} for n in range(4)]
-    written = quantize(proto, samples, recipe=load_recipe(recipe).override(least_weight_bytes=0)).qdq
+    written = quantize(proto, samples, recipe=load_recipe(recipe).override(small_shapes="quantize")).qdq
     (codes,) = (node for node in written.graph.node if "DynamicQuantize" in node.op_type)
     assert codes.input[0] == "r"
 

@@ -187,7 +187,7 @@ def test_float8_convolutions_beside_blocks(base: str, tmp_path: Path) -> None:
     """One override gives convolutions fp8 beside linear layers in another format; TensorRT runs them so."""
     path = tmp_path / "unet.yaml"
     path.write_text(
-        f"base: {base}\nleast_weight_bytes: 0\noverrides:\n  - {{op_types: [Conv], base: tensorrt-fp8}}\n"
+        f"base: {base}\nsmall_shapes: quantize\noverrides:\n  - {{op_types: [Conv], base: tensorrt-fp8}}\n"
     )
     proto = convolution_and_linear()
     feeds = [{"x": np.random.default_rng(0).normal(size=(2, 128, 16, 16)).astype(np.float32)}]

@@ -59,6 +59,7 @@ SUNSETS = {
     "name_nodes": "two nodes of one name",
     "write_out_attention": "Attention operator",
     "write_out_functions": "test_operators_that_are_written_out",
+    "write_products": "test_attention_of_einsums_is_not_fused",
     "join_pairs": "a pair for each part",
     "decide_attentions": "test_a_factor_behind_attention_prevents_fusion",
     "_wants_no_cast": "Cast in front of an LSTM",
@@ -142,6 +143,30 @@ def test_guards_prevent_fusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     rewritten = unmeasured(attention(guarded=True), "tensorrt-fp8", "fp16")
     monkeypatch.setattr(tensorrt, "move_guards", lambda proto: "")
     models = {"plain": unmeasured(attention(guarded=True), "tensorrt-fp8", "fp16"), "rewritten": rewritten}
+    reports = build_all(tmp_path, models)
+    fused = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    assert "attention in one kernel" not in fused["plain"]
+    assert fused["rewritten"]["attention in one kernel"] == 1
+
+
+@needs_builder
+def test_attention_of_einsums_is_not_fused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`write_products`: an attention of Einsums and 16 keys keeps its pairs, and has several kernels."""
+    proto = build(
+        """g (float[2,16,64] x) => (float[2,16,64] y) { n = LayerNormalization (x, s, s)
+        [q] a = Einsum <equation = "btw,whd->bthd"> (n, wq)
+        [k] b = Einsum <equation = "btw,whd->bthd"> (n, wk)
+        [v] c = Einsum <equation = "btw,whd->bthd"> (n, wv)
+        [scores] d = Einsum <equation = "bqhd,bkhd->bhqk"> (a, b) p = Softmax <axis = -1> (d)
+        [mix] m = Einsum <equation = "bhqk,bkhd->bqhd"> (p, c)
+        [out] o = Einsum <equation = "bthd,whd->btw"> (m, wo) h = Add (o, x)
+        y = LayerNormalization (h, s, s) }""",
+        {"s": weights(64), **{f"w{name}": weights(64, 2, 32) for name in "qkvo"}},
+        opset=18,
+    )
+    rewritten = unmeasured(proto, "tensorrt-fp8", "fp16")
+    monkeypatch.setattr(tensorrt, "write_products", lambda model: model)
+    models = {"plain": unmeasured(proto, "tensorrt-fp8", "fp16"), "rewritten": rewritten}
     reports = build_all(tmp_path, models)
     fused = {name: counts(models[name], reports[name])["SM89"] for name in models}
     assert "attention in one kernel" not in fused["plain"]

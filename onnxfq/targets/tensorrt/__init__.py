@@ -10,6 +10,7 @@ import onnx
 from onnxfq.graph.model import Model, list_nodes
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.numerics.float_types import FloatInfo
+from onnxfq.passes.product_forms import write_products
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.float_casts import Shapes
 from onnxfq.runtime.type_inference import with_session_shapes
@@ -38,7 +39,7 @@ _REWRITTEN = frozenset({"AveragePool", "IsNaN"})
 
 def _prepare(model: Model) -> Model:
     """Return `model` in the form that TensorRT fuses and has in low precision; itself if nothing changes."""
-    model = with_session_shapes(model)
+    model = with_session_shapes(write_products(model))  # attention of Einsums is one too
     if not any(node.op_type in _REWRITTEN for node in list_nodes(model.proto.graph)):
         return model
     proto = deepcopy(model.proto)

@@ -168,7 +168,7 @@ def suggest_block(count: int) -> str:
     return "" if size is None else f"; block_size {size} would do"
 
 
-def explain_one_block(name: str, shape: Sequence[int | str], is_one: bool, is_weight: bool) -> str:
+def explain_one_block(name: str, shape: Sequence[int | str | None], is_one: bool, is_weight: bool) -> str:
     """Return why TensorRT for RTX 1.7.1 has no MXFP8 or NVFP4 of one block a row; empty if it has.
 
     With fixed sizes it builds no such product in MXFP8 ("myelin_graph.h") and multiplies in float in NVFP4. A

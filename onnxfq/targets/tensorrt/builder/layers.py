@@ -74,8 +74,9 @@ class EngineLayer:
 
     @property
     def is_kernel(self) -> bool:
-        """Tell whether it computes or moves data; others signal or wait."""
-        return self.kind not in _GLUE
+        """Tell whether it computes or moves data; others signal, wait, or count a size on the host."""
+        counts = all(tensor.dtype == "Int64" and tensor.count == 1 for tensor in self.outputs)
+        return self.kind not in _GLUE and not (counts and self.outputs and not self.nodes)
 
     @property
     def is_attention(self) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from onnx import TensorProto
 
 from onnxfq.numerics.float_types import BLOCK_FORMATS
-from onnxfq.targets.findings import Finding
+from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.operands import QuantizedOperand
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS
-from onnxfq.targets.tensorrt.limits import TWO_COMPUTED, explain_right_side
+from onnxfq.targets.tensorrt.limits import TWO_COMPUTED, explain_one_block, explain_right_side
 from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS
 
 _NVFP4_BLOCK = BLOCK_FORMATS["NVFP4"].block_size
@@ -64,6 +65,33 @@ def open_right_sides(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("float4-open", "refused", promised.site, message, name)
 
 
+def one_blocks(reading: CheckContext) -> Iterator[Finding]:
+    """Report products of fixed sizes with one block of MXFP8 or NVFP4 along the summed axis.
+
+    Measured on TensorRT for RTX 1.7.1: NVFP4 runs in float, and MXFP8 and a tensor of one block do not build.
+    """
+    for promised in reading.promises:
+        found = [message for operand in promised.operands for message in _explain_one_block(operand)]
+        for severity, message, tensor in found[:1]:
+            yield make_finding("one-block", severity, promised.site, message, tensor)
+
+
+def _explain_one_block(operand: QuantizedOperand) -> Iterator[tuple[Severity, str, str]]:
+    q = operand.pair
+    name = "MXFP8" if q is not None and "MXFP8" in q.site.op else "NVFP4"
+    if q is None or not q.block or (name == "NVFP4" and q.qtype != TensorProto.FLOAT4E2M1):
+        return
+    maker = q.site.index.maker(q.data)
+    tensor = maker.input(0) if maker is not None and maker.op in _BLOCKS else q.data
+    shape, axis = q.site.index.shape(tensor) or (), int(q.site.attrs.get("axis", 1))
+    is_one = -len(shape) <= axis < len(shape) and shape[axis] == q.block
+    why = explain_one_block(name, shape, is_one, operand.constant)
+    if why:
+        whole = prod(size or 0 for size in shape) == q.block
+        severity: Severity = "refused" if whole or name == "MXFP8" else "float"
+        yield severity, f"{why}: {tensor!r} has shape {list(shape)}; leave this node in float", tensor
+
+
 def mxfp8_products(reading: CheckContext) -> Iterator[Finding]:
     """Report MXFP8 products of two computed tensors, which TensorRT for RTX 1.7.1 runs in float."""
     for promised in reading.promises:
@@ -114,4 +142,11 @@ def _explain_float4(operand: QuantizedOperand) -> str:
     return ""
 
 
-RULES: tuple[Rule, ...] = (dynamic_blocks, dynamic_ranks, open_right_sides, mxfp8_products, float4_products)
+RULES: tuple[Rule, ...] = (
+    dynamic_blocks,
+    dynamic_ranks,
+    open_right_sides,
+    one_blocks,
+    mxfp8_products,
+    float4_products,
+)
