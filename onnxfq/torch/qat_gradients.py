@@ -71,7 +71,7 @@ def fake_quantize(
             infinity or NaN.
 
     Raises SpecError as `onnxfq.fake_quantize` does. The values of scale and zero_point are checked on the CPU
-    only, and not while torch compiles, exports or transforms.
+    only, and not while torch compiles, exports, transforms or watches.
     """
     grid = RoundingGrid.from_names(qtype, rounding, arithmetic, saturate)
     return check_and_quantize(x, scale, zero_point, grid, Granularity.of(axis, block_size, block_shape))
@@ -93,8 +93,8 @@ def check_and_quantize(
     zeros = zero_point.to(work) if isinstance(zero_point, Tensor) else None
     if zeros is None and zero_point != 0:
         zeros = torch.tensor(float(zero_point), dtype=work, device=x.device)
-    seen = not (torch.compiler.is_compiling() or is_exporting() or kernels.is_transforming())
-    if seen and scales.device.type == "cpu":
+    watched = kernels.is_transforming() or torch._C._len_torch_dispatch_stack()
+    if not (torch.compiler.is_compiling() or is_exporting() or watched) and scales.device.type == "cpu":
         check_values(scales, None if free_zero else zeros, grid)
     return quantize_to(x, scales, zeros, grid, granularity)
 
