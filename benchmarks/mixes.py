@@ -71,7 +71,7 @@ def measure(path: Path, case: Case, name: str, fallback: str, count: int) -> lis
         ratio_db(1.0, float(noise)) - found
         for noise, found in zip(predicted, run_mixes(candidate, judge, mixes, feeds, drawn), strict=True)
         if noise and np.isfinite(found)
-    ] or [np.nan]  # of one group
+    ] or [np.nan]  # a group alone makes no mix
     ends = [ratio_db(1.0, float(noise)) for noise in mixes.whole]
     return [
         case.name,
@@ -125,7 +125,7 @@ def main() -> None:
     text = (
         f"Error in dB of the SQNR that noises of groups alone predict, over {given.mixes} random mixes of "
         f"two formats. Groups and mixes are measured on the same samples, at most {SAMPLES}. Bias is the "
-        "median of predicted minus measured. A network whose layers one of the formats does not take, or with "
+        "median of predicted minus measured. A network whose layers one of the formats does not take, or of "
         f"one group, has no row.\n\n{markdown_table(HEADER, rows)}\n\n"
         f"{machine()}."
     )
