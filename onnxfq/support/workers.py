@@ -15,6 +15,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from onnxfq.errors import join_lines
 from onnxfq.support import serving
 from onnxfq.support.children import python_command, python_environment
 from onnxfq.support.confined import describe_end
@@ -128,12 +129,16 @@ class Worker:
             limit_memory(process.pid)
             started.set_result(process)
             assert process.stdin is not None and process.stdout is not None
-            with suppress(EOFError, pickle.UnpicklingError):
+            try:
                 while True:
                     number, value, seconds, fault = pickle.load(process.stdout)
                     self.seconds += seconds
                     reply = self._waiting.pop(number)
                     reply.set_result(value) if fault is None else reply.set_exception(WorkerFault(*fault))
+            except EOFError:  # it has ended
+                pass
+            except Exception as fault:  # whoever waits must hear that no reply comes
+                self.ended = self.ended or f"sent what cannot be read: {join_lines(str(fault))}"
             _kill(process)
             code = process.wait()
             self.ended = self.ended or describe_end(code, printed)

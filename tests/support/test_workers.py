@@ -55,6 +55,13 @@ def fill():
 
 def number():
     return os.getpid()
+
+class Unreadable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+def mislead():
+    return Unreadable()
 """
 
 
@@ -158,3 +165,11 @@ def test_a_file_that_does_not_run_is_told(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text("import missing_library")
     with Worker(str(tmp_path / "library.py")) as made, pytest.raises(WorkerFault, match="missing_library"):
         made.ask("ask", seconds=60)
+
+
+def test_what_cannot_be_read_ends_the_process(worker: Worker) -> None:
+    """No call waits for a reply that nobody hears, neither the first nor the next."""
+    for name in ("mislead", "number"):
+        with pytest.raises(WorkerFault, match="sent what cannot be read: invalid literal"):
+            worker.ask(name, seconds=60)
+    assert worker.ended
