@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import weakref
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
@@ -57,6 +58,7 @@ class Worker:
         """How the process ended; empty while it runs."""
         self._waiting: dict[int, Future[Any]] = {}
         self._numbers, self._lock = count(), threading.Lock()
+        _open.add(self)
         started: Future[subprocess.Popen[bytes]] = Future()
         # The kernel ends a process with the thread that started it: that one waits for its end.
         self._reader = threading.Thread(target=self._read, args=(file, started), daemon=True)
@@ -161,3 +163,16 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         return
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+_open: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Mark all workers as ended in a process that was forked: it has no thread that reads replies."""
+    for worker in _open:
+        worker.ended = worker.ended or "belongs to the process that this one was forked from"
+
+
+if hasattr(os, "register_at_fork"):  # POSIX only
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -93,8 +93,13 @@ def check_and_quantize(
     zeros = zero_point.to(work) if isinstance(zero_point, Tensor) else None
     if zeros is None and zero_point != 0:
         zeros = torch.tensor(float(zero_point), dtype=work, device=x.device)
-    watched = kernels.is_transforming() or torch._C._len_torch_dispatch_stack()
-    if not (torch.compiler.is_compiling() or is_exporting() or watched) and scales.device.type == "cpu":
+    is_watched = (
+        torch.compiler.is_compiling()  # first: a compiler follows none of the others
+        or is_exporting()
+        or kernels.is_transforming()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+    if not is_watched and scales.device.type == "cpu":
         check_values(scales, None if free_zero else zeros, grid)
     return quantize_to(x, scales, zeros, grid, granularity)
 

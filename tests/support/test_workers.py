@@ -173,3 +173,18 @@ def test_what_cannot_be_read_ends_the_process(worker: Worker) -> None:
         with pytest.raises(WorkerFault, match="sent what cannot be read: invalid literal"):
             worker.ask(name, seconds=60)
     assert worker.ended
+
+
+def test_a_forked_process_has_no_worker(worker: Worker) -> None:
+    """It is told so at once, where it would wait for replies that its parent reads; the parent goes on."""
+    worker.ask("number", seconds=60)
+    child = os.fork()
+    if child == 0:
+        try:
+            worker.ask("number", seconds=60)
+        except WorkerFault as fault:
+            os._exit(0 if "forked" in str(fault) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert worker.ask("number", seconds=60) and not worker.ended

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import onnxfq
 from onnxfq.documents.recipe import Recipe
 from onnxfq.targets.lower_fake_quantize import lift
+from onnxfq.targets.target import target_by_name
 from onnxfq.tools.check import check
 from onnxfq.torch import compute_encodings, export_torch, quantize_module, quantizers
 from onnxfq.torch.export import export_nodes
@@ -60,8 +61,10 @@ def test_placement_is_that_of_the_onnx_side(asked, exported):
     lifted = lift(
         export_nodes(model, Request(arguments, name_inputs(arguments, None, None), None, True, None))
     )
-    expected = onnxfq.make_plan(exported, onnxfq.load_recipe(asked))
-    found, wanted = roles(lifted.plan, lifted.model), roles(expected, exported)
+    recipe = onnxfq.load_recipe(asked)
+    given = target_by_name(recipe.target).prepare(exported)
+    expected = onnxfq.make_plan(given, recipe)
+    found, wanted = roles(lifted.plan, lifted.model), roles(expected, given)
     assert found == wanted
 
 
