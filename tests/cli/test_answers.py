@@ -37,5 +37,5 @@ def test_the_page_is_what_is_answered(mistakes: Any, tmp_path: Path, server: Com
     assert len(answers) >= 40 and answers == mistakes.read_page(page)
     assert not any(faults) and all(code in (1, 2) for _, code, _ in answers.values())
     assert all(said.startswith("onnxfq: error: ") and "\n" not in said for *_, said in answers.values())
-    # Python keeps the code of a module of the user's that it imported.
+    # Python keeps the code of the user's module.
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before

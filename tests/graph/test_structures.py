@@ -143,7 +143,7 @@ PER_AXIS = {
 
 @pytest.mark.parametrize("name", PER_AXIS)
 def test_channel_axes(name: str) -> None:
-    """Scales go along the axis that the constant alone has; an Einsum is the MatMul that TensorRT gets."""
+    """Scales go along the axis that the constant alone has. An Einsum is the MatMul that TensorRT gets."""
     text, constants = CASES[name]
     (weight,) = planned(build(text, constants, opset=19, ir=9)).weights
     assert weight.spec.granularity.axis == PER_AXIS[name]
@@ -170,7 +170,7 @@ def test_products_among_einsums(equation: str, summed: str | None) -> None:
 
 
 def test_an_einsum_of_two_activations() -> None:
-    """Scores of attention written as Einsum: both sides are placed per tensor, of the MatMul it becomes."""
+    """Scores of attention written as Einsum become a MatMul. Both sides are placed per tensor."""
     proto = build(
         """g (float[2,N,2,3] q, float[2,N,2,3] k) => (float[] s) {
             [scores] s = Einsum <equation = "bqhd,bkhd->bhqk"> (q, k) }"""

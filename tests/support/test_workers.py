@@ -168,7 +168,7 @@ def test_a_file_that_does_not_run_is_told(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_ends_the_process(worker: Worker) -> None:
-    """No call waits for a reply that nobody hears, neither the first nor the next."""
+    """The first call is told so, and the next too."""
     for name in ("mislead", "number"):
         with pytest.raises(WorkerFault, match="sent what cannot be read: invalid literal"):
             worker.ask(name, seconds=60)
@@ -176,7 +176,7 @@ def test_what_cannot_be_read_ends_the_process(worker: Worker) -> None:
 
 
 def test_a_forked_process_has_no_worker(worker: Worker) -> None:
-    """It is told so at once, where it would wait for replies that its parent reads; the parent goes on."""
+    """It is told so at once, and does not wait for replies that its parent reads. The parent goes on."""
     worker.ask("number", seconds=60)
     child = os.fork()
     if child == 0:
