@@ -152,7 +152,7 @@ def choose_cases(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests without a grid, and of each grid cases that have every value of every parameter.
 
     A case stays if it has a value that no case before it has. They are looked at in an order that only their
-    names decide, so that the same cases stay on every machine. Of a share of one in n each nth case stays.
+    names decide, so that the same cases stay on every machine. A share of one in n keeps each nth case.
     """
     grids = [item for item in items if item.get_closest_marker("grid")]
     chosen, cases = set(items) - set(grids), Counter[str]()

@@ -168,7 +168,7 @@ def test_a_file_that_does_not_run_is_told(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_ends_the_process(worker: Worker) -> None:
-    """The first call is told so, and the next too."""
+    """The first call ends with the reason, and the next as well."""
     for name in ("mislead", "number"):
         with pytest.raises(WorkerFault, match="sent what cannot be read: invalid literal"):
             worker.ask(name, seconds=60)
@@ -176,7 +176,7 @@ def test_what_cannot_be_read_ends_the_process(worker: Worker) -> None:
 
 
 def test_a_forked_process_has_no_worker(worker: Worker) -> None:
-    """It is told so at once, and does not wait for replies that its parent reads. The parent goes on."""
+    """A call there ends at once. Its parent reads the replies, and goes on."""
     worker.ask("number", seconds=60)
     child = os.fork()
     if child == 0:
