@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import io
 import pickle
 import warnings
@@ -277,6 +278,9 @@ def distributed(make: Make, folder: Path) -> None:
         wrapped = nn.parallel.DistributedDataParallel(model)
         same(model, wrapped)
         step(model.train(), call=wrapped)
+        # Its reducer holds the group, whose threads would be waited for with Python's lock held.
+        del wrapped
+        gc.collect()
 
 
 def sharded(make: Make, folder: Path) -> None:
