@@ -164,7 +164,7 @@ ROOM_LINES: dict[str, int] = {
     "cli": 1935,  # kinds of faults by their classes; data fell
     "data": 1752,  # hints for rows, single samples and tables as labels; no room fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1508,  # losses by output, keys and words of tensors; remedies fell
+    "documents": 1526,  # losses by output, keys and words of tensors; remedies fell
     "execution": 1019,  # makers of numbered tensors; no room fell
     "graph": 4511,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
@@ -176,7 +176,7 @@ ROOM_LINES: dict[str, int] = {
     "placement": 1599,  # prices of kernels for products and convolutions; documents and stages fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 358,  # threads for reports; no room fell
-    "remedies": 1536,  # 16 bits for single sums and norms; no room fell
+    "remedies": 1545,  # 16 bits for single sums and norms; no room fell
     "report": 1223,  # samples that ranked the layers of a table; judging fell
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1884,  # threads for reports, caches by genai_config.json; no room fell

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import onnx
 
@@ -87,14 +87,13 @@ class Candidate:
     rounding: Rounding | None = None
     equalization: Equalization | None = None
     corrected: Model | None = None
-    memory: dict[Hashable, Any] = field(init=False, repr=False, default_factory=dict)
+    memory: dict[Hashable, object] = field(init=False, repr=False, default_factory=dict)
 
     def recall(self, key: Hashable, find: Callable[[], Found]) -> Found:
         """Return what `find` returned for `key` the first time."""
         if key not in self.memory:
             self.memory[key] = find()
-        found: Found = self.memory[key]
-        return found
+        return cast(Found, self.memory[key])
 
     @staticmethod
     def of(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from onnxfq.choices import REPAIR_DB, THOROUGH
 from onnxfq.data import Feed
@@ -407,7 +407,7 @@ class Judge:
             if None not in found:
                 return [one.candidates[0] for one in found if one is not None]
         self.score(candidates, feeds)
-        return [one.memory[id(feeds[0]), len(feeds), 0] for one in candidates]
+        return [self._read(one, feeds) for one in candidates]
 
     def prove_promise(self, candidate: Candidate, losses: Mapping[str, float]) -> PromiseProof:
         """Return what decides about a promised SQNR: the lower end of the interval that the report has.
@@ -416,7 +416,7 @@ class Judge:
         have the promised SQNR too. `losses` in the runtime of the target are taken off, in dB by output.
         """
         self.score([candidate], self.reported, REPORTED)
-        seen = candidate.memory[id(self.reported[0]), len(self.reported), REPORTED].lowered(losses)
+        seen = self._read(candidate, self.reported, REPORTED).lowered(losses)
         found = None if self.folds is None else self.folds.score(candidate, self.others)
         folded = seen if found is None else found.candidates[0].lowered(losses)
         score = folded if self._reports_folds(seen, folded) else seen
@@ -516,7 +516,11 @@ class Judge:
             )
         for candidate, scores in zip(new, evaluation.candidates, strict=True):
             candidate.memory[samples] = scores
-        return [candidate.memory[samples].lowest_db for candidate in candidates]
+        return [self._read(candidate, feeds, narrow_from).lowest_db for candidate in candidates]
+
+    def _read(self, candidate: Candidate, feeds: Sequence[Feed], narrow_from: int = 0) -> CandidateScore:
+        """Return a score that was measured before."""
+        return cast(CandidateScore, candidate.memory[id(feeds[0]), len(feeds), narrow_from])
 
     def explain_sound(self, candidate: Candidate) -> str:
         """Return why a loss of `candidate` needs no repair; empty if it does."""

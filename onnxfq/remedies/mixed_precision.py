@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def _leave_in_float(
     if places:
         groups = [toggles.reading((), ranking.groups[at].tensors) for at in places]
         reached_db = aim.choose(toggles, toggles.enable(groups, on=False))
-    fields = {"measure": aim.measure, "wanted": judge.least, "before": before_db}
+    fields: dict[str, Any] = {"measure": aim.measure, "wanted": judge.least, "before": before_db}
     if explain_gain(before_db, reached_db):
         choice = ranking.with_remedy([], **fields, reached=before_db)
         return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
@@ -203,7 +204,11 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             break
         proof = _prove(aim, judge, last)
         if proof.value >= aim.wanted:
-            fields = {"measure": aim.measure, "wanted": aim.wanted, "fallback": target.fallback}
+            fields: dict[str, Any] = {
+                "measure": aim.measure,
+                "wanted": aim.wanted,
+                "fallback": target.fallback,
+            }
             choice = ranking.with_remedy(places, **fields, before=proven.value, reached=proof.value)
             return Proposal(last, choice.remedy_lines(), choice, answer=proof.answer)
         best, reached = max(best, proof, key=lambda one: one.value), proof.value

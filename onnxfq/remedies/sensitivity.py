@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -192,5 +193,10 @@ def find_remedy(board: QuantizerToggles, ranked: Sensitivity, aim: Aim, fallback
     while reached < aim.wanted and (places := search.choose(reached)):
         groups = [board.reading((), ranked.groups[at].tensors) for at in places]
         kept, reached = places, aim.choose(board, board.enable(groups, on=False))
-    fields = {"measure": aim.measure, "wanted": aim.wanted, "before": before, "reached": reached}
+    fields: dict[str, Any] = {
+        "measure": aim.measure,
+        "wanted": aim.wanted,
+        "before": before,
+        "reached": reached,
+    }
     return ranked.with_remedy(kept, **fields, fallback=fallback)
