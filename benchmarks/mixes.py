@@ -25,7 +25,7 @@ from onnxfq.judging.judge import Judge
 from onnxfq.layers.quantizer_toggles import first_feeds
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.remedies.forms import NOT_COMPARED
-from onnxfq.remedies.mixes import Mixes
+from onnxfq.remedies.mixes import Mixes, switch_off
 from onnxfq.remedies.sensitivity import rank_groups
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions
@@ -92,9 +92,7 @@ def run_mixes(
     for mix in drawn:
         places = np.flatnonzero(mix).tolist()
         if mixes.fallback == FLOAT:
-            off = [toggles.reading((), mixes.ranking.groups[at].tensors) for at in places]
-            state = toggles.enable(off, on=False)
-            board = toggles
+            board, state = toggles, switch_off(toggles, mixes.ranking, places)
         else:
             board = mixes.apply(candidate, judge, places).open_toggles(judge.options)
             state = board.everything

@@ -126,7 +126,7 @@ class _Combined:
         limited = {remedy.name: remedy for remedy in asked if remedy.has_budget(start, judge)}
         costs = {name: remedy.estimate(start, judge) for name, remedy in limited.items()}
         most_db = {name: getattr(cost, "most_db", math.inf) for name, cost in costs.items()}
-        # The cheapest first, and before all others what cures nothing that does not show.
+        # The cheapest first; cures of a loss that shows come after all others.
         for name in sorted(costs, key=lambda name: (limited[name].is_cure, costs[name])):
             why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()))
             if why:

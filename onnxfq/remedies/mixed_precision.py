@@ -26,7 +26,7 @@ from onnxfq.judging.task_metric import TaskMetric
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.windows import WINDOW
-from onnxfq.remedies.mixes import Mixes, open_search
+from onnxfq.remedies.mixes import Mixes, open_search, switch_off
 from onnxfq.remedies.runtime_cure import cure_promised, prove_built
 from onnxfq.remedies.runtime_proof import name_runtime, open_in_runtime
 from onnxfq.remedies.sensitivity import MEASURED, rank_groups
@@ -93,14 +93,13 @@ def _leave_in_float(
     mixes = Mixes.in_float(ranking)
     places = mixes.list_places(mixes.find_worthwhile(PRICE_PER_DB, lack * PRICE_PER_DB, enough))
     if places:
-        groups = [toggles.reading((), ranking.groups[at].tensors) for at in places]
-        reached_db = aim.choose(toggles, toggles.enable(groups, on=False))
+        reached_db = aim.choose(toggles, switch_off(toggles, ranking, places))
     fields: dict[str, Any] = {"measure": aim.measure, "wanted": judge.least, "before": before_db}
     if explain_gain(before_db, reached_db):
         choice = ranking.with_remedy([], **fields, reached=before_db)
         return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
     choice = ranking.with_remedy(places, **fields, reached=reached_db)
-    made = candidate.with_overrides(ranking.float_overrides(places), None, judge.options)
+    made = mixes.apply(candidate, judge, places)
     return Proposal(made, choice.remedy_lines(), choice, is_sure=True)
 
 
@@ -166,7 +165,6 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     if target.weight_bits is None:
         candidate = cure_promised(judge, candidate)
     session, toggles = candidate.session, candidate.open_toggles(options)
-    feeds = first_feeds(session.kept, RANKING_FEEDS)
     if target.weight_bits is not None:
         return _widen_weights(candidate, judge, toggles, target)
     task = None
@@ -191,8 +189,12 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             f"reached, and all activations take {target.fallback} or none; ask for less, or leave out "
             "--fallback"
         )
+    feeds = first_feeds(session.kept, RANKING_FEEDS)
     ranking, last, count = rank_groups(toggles, feeds, candidate.recipe), candidate, 0
-    mixes = Mixes.measure(candidate, judge, ranking, feeds, target.fallback)
+    if isinstance(aim, MetricAim):  # noise tells nothing of it
+        mixes = Mixes.unmeasured(ranking, target.fallback)
+    else:
+        mixes = Mixes.measure(candidate, judge, ranking, feeds, target.fallback)
     search, reached = open_search(mixes, aim), proven.value
     while places := search.choose(reached):
         count = len(places)
@@ -228,8 +230,7 @@ def _is_chosen(
     aim: MetricAim, toggles: QuantizerToggles, ranking: Sensitivity, places: Sequence[int]
 ) -> bool:
     """Tell whether the half that chooses keeps the metric with the groups at `places` in float."""
-    groups = [toggles.reading((), ranking.groups[at].tensors) for at in places]
-    return aim.choose(toggles, toggles.enable(groups, on=False)) >= aim.wanted
+    return aim.choose(toggles, switch_off(toggles, ranking, places)) >= aim.wanted
 
 
 def _explain_drift(aim: Aim, judge: Judge, candidate: Candidate) -> str:

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.documents.sensitivity import FLOAT, Sensitivity
+from onnxfq.execution.toggled_segments import State
 from onnxfq.judging.accuracy_target import Aim, SqnrAim
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import GAINED_SHARE, Judge
+from onnxfq.layers.quantizer_toggles import QuantizerToggles
 from onnxfq.numerics.knapsack import Choices, Items, list_choices
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.targets.recipes import RECIPES
@@ -57,11 +59,16 @@ class Mixes:
         return Mixes(ranking, FLOAT, np.stack([alone, np.zeros(len(alone))], axis=1), whole, prices)
 
     @staticmethod
+    def unmeasured(ranking: Sensitivity, fallback: str) -> Mixes:
+        """Return the mixes with `fallback` as if it added no noise, which is known of float alone."""
+        return replace(Mixes.in_float(ranking), fallback=fallback)
+
+    @staticmethod
     def measure(
         candidate: Candidate, judge: Judge, ranking: Sensitivity, feeds: Sequence[Feed], fallback: str
     ) -> Mixes:
         """Return the mixes with `fallback`, whose noise `feeds` tell."""
-        made = replace(Mixes.in_float(ranking), fallback=fallback)
+        made = Mixes.unmeasured(ranking, fallback)
         if fallback == FLOAT:
             return made
         board = made.apply(candidate, judge, range(len(ranking.groups))).open_toggles(judge.options)
@@ -127,6 +134,12 @@ class Mixes:
         """Return the places in the ranking of the groups that get the other format, most gain first."""
         gains = (self.noises[:, 0] - self.noises[:, 1]) / np.maximum(self.costs, 1e-12)
         return sorted(np.flatnonzero(self.choices.items[choice]).tolist(), key=lambda at: -gains[at])
+
+
+def switch_off(board: QuantizerToggles, ranking: Sensitivity, places: Sequence[int]) -> State:
+    """Return the switches with the groups at `places` of the ranking in float."""
+    tensors = [tensor for at in places for tensor in ranking.groups[at].tensors]
+    return board.enable(board.single(tensors), on=False)
 
 
 class NoiseSearch:

@@ -30,7 +30,7 @@ from onnxfq.layers.layer_costs import measure_costs
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.metrics import Metric, check_labels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
-from onnxfq.remedies.mixes import Mixes, open_search
+from onnxfq.remedies.mixes import Mixes, open_search, switch_off
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions, shows_progress
@@ -191,8 +191,7 @@ def find_remedy(board: QuantizerToggles, ranked: Sensitivity, aim: Aim, fallback
     before = reached = aim.choose(board, board.everything)
     search, kept = open_search(Mixes.in_float(ranked), aim, by_metric=True), list[int]()
     while reached < aim.wanted and (places := search.choose(reached)):
-        groups = [board.reading((), ranked.groups[at].tensors) for at in places]
-        kept, reached = places, aim.choose(board, board.enable(groups, on=False))
+        kept, reached = places, aim.choose(board, switch_off(board, ranked, places))
     fields: dict[str, Any] = {
         "measure": aim.measure,
         "wanted": aim.wanted,
