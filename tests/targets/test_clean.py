@@ -96,8 +96,8 @@ def test_upper_case_labels() -> None:
     """An Einsum whose equation has upper-case letters is written in lower case and runs in int8."""
     proto = build(
         "g (float[2,4,16,64] x) => (float[2,4,16,32] y) {"
-        '[mm] y = Einsum <equation = "BHtD,DE->BHtE"> (x, w) }',
-        {"w": weights(64, 32)},
+        '[mm] y = Einsum <equation = "BHtD,HDE->BHtE"> (x, w) }',
+        {"w": weights(4, 64, 32)},
     )
     result = check(unmeasured(proto, "tensorrt-int8"), build=BuildOptions())
     assert result.passed and [str(row) for row in result.coverage] == ["Einsum 1/1 low"], result.table()
