@@ -25,7 +25,7 @@ from onnxfq.judging.judge import Judge
 from onnxfq.layers.quantizer_toggles import first_feeds
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.remedies.forms import NOT_COMPARED
-from onnxfq.remedies.mixes import Mixes, switch_off
+from onnxfq.remedies.mixes import Mixes, apply, switch_off
 from onnxfq.remedies.sensitivity import rank_groups
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions
@@ -62,7 +62,7 @@ def measure(path: Path, case: Case, name: str, fallback: str, count: int) -> lis
     judge = Judge.of(candidate, options, Sources(), NOT_COMPARED, AccuracyTarget(repair=None)).trying
     feeds = first_feeds(judge.choosing, SAMPLES)
     ranking = rank_groups(candidate.open_toggles(options), feeds, recipe)
-    mixes = Mixes.measure(candidate, judge, ranking, feeds, fallback)
+    mixes = Mixes.measure(candidate, judge, ranking, feeds, [fallback])
     random = np.random.default_rng(0)
     drawn = random.random((count, len(ranking.groups))) < np.linspace(0.03, 0.9, count)[:, None]
     drawn = drawn[drawn.any(axis=1)]
@@ -91,10 +91,11 @@ def run_mixes(
     toggles = candidate.open_toggles(judge.options)
     for mix in drawn:
         places = np.flatnonzero(mix).tolist()
-        if mixes.fallback == FLOAT:
+        if mixes.formats == (FLOAT,):
             board, state = toggles, switch_off(toggles, mixes.ranking, places)
         else:
-            board = mixes.apply(candidate, judge, places).open_toggles(judge.options)
+            formats = dict.fromkeys(places, mixes.formats[0])
+            board = apply(candidate, judge, mixes.ranking, formats).open_toggles(judge.options)
             state = board.everything
         found.append(ratio_db(1.0, board.noise(feeds, [state])[0]))
     return found

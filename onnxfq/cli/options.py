@@ -186,9 +186,14 @@ _WEIGHT_BITS = option(
     "Promise this average of bits: the layers that gain most get the format of --fallback.",
     panel=ACCURACY,
 )
+_MAX_BYTES = option(
+    "BYTES",
+    "Promise this size of the file: the layers that gain most get the formats of --fallback.",
+    panel=ACCURACY,
+)
 _FALLBACK = option(
     "float|weights|QTYPE|RECIPE",
-    "Give these layers no quantizers, quantized weights only, or a wider format or recipe.",
+    "Give these layers no quantizers, quantized weights only, or wider formats or recipes.",
     panel=ACCURACY,
 )
 
@@ -202,12 +207,13 @@ class Accuracy:
     labels: Annotated[Path | None, _LABELS] = None
     metric: Annotated[str | None, _METRIC] = None
     weight_bits: Annotated[float | None, _WEIGHT_BITS] = None
+    max_bytes: Annotated[int | None, _MAX_BYTES] = None
     fallback: Annotated[str, _FALLBACK] = FLOAT
 
     @property
     def is_promised(self) -> bool:
         """Whether any option of a promise is given."""
-        options = (self.min_sqnr, self.max_drop, self.labels, self.metric, self.weight_bits)
+        options = (self.min_sqnr, self.max_drop, self.labels, self.metric, self.weight_bits, self.max_bytes)
         return any(one is not None for one in options)
 
     def to_target(self, repair: float | RepairWord | None = REPAIR_AUTO) -> AccuracyTarget:
@@ -216,7 +222,8 @@ class Accuracy:
 
         refuse(
             self.fallback == WEIGHTS and not self.is_promised,
-            "--fallback has no effect without a promise; give --min-sqnr, --max-drop or --weight-bits too",
+            "--fallback has no effect without a promise; give --min-sqnr, --max-drop, --weight-bits or "
+            "--max-bytes too",
         )
         try:
             return AccuracyTarget(**vars(self), repair=repair)
@@ -230,7 +237,7 @@ class Accuracy:
 
 
 PromiseOptions = Annotated[Accuracy, OptionGroup(Accuracy)]
-AccuracyOptions = Annotated[Accuracy, OptionGroup(Accuracy, weight_bits=None)]
+AccuracyOptions = Annotated[Accuracy, OptionGroup(Accuracy, weight_bits=None, max_bytes=None)]
 
 
 def use_libraries(libraries: list[Path] | None) -> list[Path] | None:

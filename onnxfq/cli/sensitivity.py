@@ -88,11 +88,9 @@ def recipe_text(result: Sensitivity) -> str:
     """Return a recipe in YAML that has the remedy as an override."""
     import yaml
 
-    from onnxfq.targets.recipes import RECIPES
+    from onnxfq.remedies.mixes import name_overrides
 
     remedy = result.remedy
-    kept = []
-    if remedy is not None and remedy.kept:
-        override = result.override(remedy.kept, RECIPES.get(remedy.fallback, remedy.fallback))
-        kept = [override.model_dump(mode="json", exclude_defaults=True)]
+    formats = {} if remedy is None else dict(zip(remedy.kept, remedy.formats, strict=True))
+    kept = [one.model_dump(mode="json", exclude_defaults=True) for one in name_overrides(result, formats)]
     return yaml.safe_dump({"base": result.recipe, "overrides": kept}, sort_keys=False)

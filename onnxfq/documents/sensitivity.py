@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -93,18 +94,47 @@ class MetricValues(Record):
         return drop if drop > self.chance else 0.0
 
 
+_KINDS = {FLOAT: "in float", WEIGHTS: "with quantized weights only"}
+
+
+def name_format(name: str) -> str:
+    """Return what a group with another format is in, in words."""
+    return _KINDS.get(name, f"in {name}")
+
+
+class MixPoint(Record):
+    """A mix of formats of least noise for its cost.
+
+    Attributes:
+        cost: what it takes more than the own format of all groups: a share of the time, or bytes of weights.
+        noise: noise-to-signal ratio of the outputs, as predicted.
+        changed: groups with another format.
+    """
+
+    cost: Amount
+    noise: Amount
+    changed: Count
+
+    @property
+    def sqnr_db(self) -> float:
+        """SQNR of the outputs in dB, as predicted."""
+        return ratio_db(1.0, self.noise)
+
+
 class GroupRemedy(Record):
-    """The cheapest groups found that keep a promise when they are not quantized.
+    """The cheapest groups found that keep a promise in another format.
 
     Attributes:
         measure: what was measured, with its unit.
         wanted: the least value that keeps the promise.
-        reached: the value with these groups in float, or in `fallback`.
+        reached: the value with these groups in `formats`.
         before: the value with everything quantized.
         kept: places of the groups in `Sensitivity.groups`, the most useful for its cost first.
+        formats: of each: FLOAT, WEIGHTS, or the number format or recipe that it has instead.
         multiplies: their share of the multiply-adds; None if unknown.
-        fallback: FLOAT, WEIGHTS, or the number format or recipe that they have instead.
-        weight_bits: average bits of a quantized weight with them, where these were promised.
+        size: what was promised of weights instead of an accuracy, in words; empty without.
+        frontier: mixes of least noise for their costs, the cheapest first, as they were predicted.
+        chosen: place of the chosen one in `frontier`; None if none was predicted.
     """
 
     measure: str
@@ -112,9 +142,18 @@ class GroupRemedy(Record):
     reached: float
     before: float
     kept: tuple[Count, ...]
+    formats: tuple[str, ...]
     multiplies: Amount | None = None
-    fallback: str = FLOAT
-    weight_bits: Amount | None = None
+    size: str = ""
+    frontier: tuple[MixPoint, ...] = ()
+    chosen: Count | None = None
+
+    @property
+    def kind(self) -> str:
+        """Tell the formats: the one, or in brackets how many groups have each."""
+        counts = Counter(name_format(one) for one in self.formats)
+        many = ", ".join(f"{count} {name}" for name, count in counts.items())
+        return f"({many})" if len(counts) > 1 else "".join(counts)
 
     @property
     def is_kept(self) -> bool:
@@ -157,12 +196,12 @@ class Sensitivity(PrintedRecord, Document):
         total = sum(one.noise for one in self.groups)
         return group.noise / total if total else None
 
-    def by_gain(self, by_metric: bool = False) -> list[int]:
+    def by_gain(self) -> list[int]:
         """Return the places of the groups by their noise for their price, the best first.
 
-        With `by_metric`, groups with a clear drop of the metric come first, by their drop for their price.
+        With a metric, groups with a clear drop of it come first, by their drop for their price.
         """
-        metric = self.metric if by_metric else None
+        metric = self.metric
 
         def gain(at: int) -> tuple[float, float]:
             group = self.groups[at]
@@ -177,27 +216,13 @@ class Sensitivity(PrintedRecord, Document):
         known = [share for share in shares if share is not None]
         return sum(known) if len(known) == len(shares) else None
 
-    def with_remedy(
-        self,
-        kept: Sequence[int],
-        *,
-        measure: str,
-        wanted: float,
-        before: float,
-        reached: float,
-        fallback: str = FLOAT,
-        weight_bits: float | None = None,
-    ) -> Sensitivity:
-        """Return this with the remedy of the groups at the places `kept`, and fields of `GroupRemedy`."""
+    def with_remedy(self, formats: Mapping[int, str], **fields: Any) -> Sensitivity:
+        """Return this with the remedy of `formats` by place of a group, and other fields of `GroupRemedy`."""
         remedy = GroupRemedy(
-            measure=measure,
-            wanted=wanted,
-            reached=reached,
-            before=before,
-            kept=tuple(kept),
-            multiplies=self.multiplies(kept),
-            fallback=fallback,
-            weight_bits=weight_bits,
+            kept=tuple(formats),
+            formats=tuple(formats.values()),
+            multiplies=self.multiplies(formats),
+            **fields,
         )
         return self.model_copy(update={"remedy": remedy})
 
@@ -243,17 +268,12 @@ class Sensitivity(PrintedRecord, Document):
         remedy = self.remedy
         if remedy is None:
             return "none was asked for"
-        wanted = f"wanted at least {remedy.wanted:g}"
-        if remedy.weight_bits is not None:
-            wanted = f"{remedy.weight_bits:.4g} bits a weight"
+        wanted = remedy.size or f"wanted at least {remedy.wanted:g}"
         if not remedy.kept:
             return f"none needed: {remedy.reached:.4g} {remedy.measure}, {wanted}"
         cost = "" if remedy.multiplies is None else f", {remedy.multiplies:.1%} of the multiply-adds"
-        kind = {FLOAT: "in float", WEIGHTS: "with quantized weights only"}.get(
-            remedy.fallback, f"in {remedy.fallback}"
-        )
         return (
-            f"{len(remedy.kept)} of {len(self.groups)} groups {kind}{cost}: {remedy.before:.4g} -> "
+            f"{len(remedy.kept)} of {len(self.groups)} groups {remedy.kind}{cost}: {remedy.before:.4g} -> "
             f"{remedy.reached:.4g} {remedy.measure}, {wanted}"
         )
 

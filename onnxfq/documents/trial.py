@@ -68,7 +68,8 @@ class Trial(Record):
         chosen = None if self.evidence is None else self.evidence.remedy
         if chosen is None:
             return self.price or ("none" if self.evidence is None else "")
-        return "" if chosen.multiplies is None else f"{chosen.multiplies:.1%} in {chosen.fallback}"
+        formats = " and ".join(dict.fromkeys(chosen.formats))
+        return f"{chosen.multiplies:.1%} in {formats}" if formats and chosen.multiplies is not None else ""
 
     @property
     def texts(self) -> list[str]:

@@ -41,14 +41,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AccuracyTarget:
-    """Least accuracy of a quantized model: one of `min_sqnr`, `max_drop` and `weight_bits`, or none of them.
+    """Accuracy or size that a quantized model must keep, if any, and what is tried for it.
 
     Attributes:
         min_sqnr: SQNR in dB of the worst part of the outputs, as the summary has it.
         max_drop: most that the metric may lose against the float model: percentage points of top-1 accuracy
             with `labels` alone, else in the unit of `metric`.
         weight_bits: most bits of a quantized weight on average, without scales; the layers that gain most for
-            their size get the format of `fallback`, as many as fit.
+            their size get the formats of `fallback`, as many as fit.
+        max_bytes: most bytes of the file with its data, likewise.
         labels: class numbers of all samples of the data in order, an array or a list, or a file of them.
         metric: a function, or its name as `package.module:function`; it is called with an iterator over the
             outputs of each sample as {name: array}, and the labels of their rows or, without labels, an
@@ -56,8 +57,9 @@ class AccuracyTarget:
             better.
         fallback: "float"; "weights" for quantized weights with float activations; or what these layers get
             instead: a number format, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT, or the
-            formats of a built-in recipe by its name. The target must take it. Without a promise, repair
-            gives it to the layers whose outputs gain by it, at any accuracy.
+            formats of a built-in recipe by its name. The target must take it. With a promise several, with
+            commas between: each layer gets the one by which the promise costs least. Without a promise,
+            repair gives it to the layers whose outputs gain by it, at any accuracy.
         repair: None for no remedy that the recipe does not ask for. Otherwise calibrators, cross-layer
             equalization and rounding by moments are tried below the aim, alone and combined. Then activations
             are smoothed, if the data can be read again, and without a promise a few layers stay in float, up
@@ -75,12 +77,27 @@ class AccuracyTarget:
     metric: str | Metric | None = None
     fallback: str = FLOAT
     weight_bits: float | None = None
+    max_bytes: int | None = None
     repair: float | RepairWord | None = REPAIR_AUTO
 
     @property
     def is_target(self) -> bool:
         """Whether an accuracy or a size must be kept."""
-        return any(one is not None for one in (self.min_sqnr, self.max_drop, self.weight_bits))
+        return any(one is not None for one in self._promises)
+
+    @property
+    def _promises(self) -> tuple[float | None, ...]:
+        return self.min_sqnr, self.max_drop, self.weight_bits, self.max_bytes
+
+    @property
+    def fits_size(self) -> bool:
+        """Whether a size is promised."""
+        return self.weight_bits is not None or self.max_bytes is not None
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """The formats of `fallback`, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.fallback.split(",")))
 
     def least_db(self, is_observed: bool) -> float | None:
         """Return the SQNR in dB below which outputs are repaired; None for no repair.
@@ -95,8 +112,8 @@ class AccuracyTarget:
     def __post_init__(self) -> None:
         """Refuse options that do not go together."""
         measured = self.labels is not None or self.metric is not None
-        if sum(one is not None for one in (self.min_sqnr, self.max_drop, self.weight_bits)) > 1:
-            raise DataError("a promise is min_sqnr, max_drop or weight_bits; give one of them")
+        if sum(one is not None for one in self._promises) > 1:
+            raise DataError("a promise is min_sqnr, max_drop, weight_bits or max_bytes; give one of them")
         if isinstance(self.repair, str) and self.repair not in (REPAIR_AUTO, THOROUGH):
             raise DataError(f"repair is {self.repair!r}; give dB, None, {REPAIR_AUTO!r} or {THOROUGH!r}")
         if self.is_target and not isinstance(self.repair, str | None):
@@ -112,9 +129,15 @@ class AccuracyTarget:
         if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
             raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
         check_labels(self.metric, self.labels is not None)
-        if self.fallback not in (FLOAT, WEIGHTS, *RECIPES):
-            qtype_by_name(self.fallback)
-        if self.weight_bits is not None and self.fallback in (FLOAT, WEIGHTS):
+        for name in self.fallbacks:
+            if name not in (FLOAT, WEIGHTS, *RECIPES):
+                qtype_by_name(name)
+        if len({*self.fallbacks} - {FLOAT}) > 1 and not self.is_target:
+            raise DataError(
+                f"repair gives layers one format, and fallback names {', '.join(self.fallbacks)}; give one, "
+                "or a promise, which takes several"
+            )
+        if self.weight_bits is not None and {FLOAT, WEIGHTS} & {*self.fallbacks}:
             raise DataError(
                 "weight_bits needs the wider format of some layers; give fallback: a number format, or a "
                 "recipe such as tensorrt-int8-weights"

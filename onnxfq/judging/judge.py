@@ -218,8 +218,9 @@ def can_multiply(target: str, qtype: str, capability: int) -> bool:
 
 def _choose_wide_format(start: Candidate, accuracy: AccuracyTarget, capability: int | None) -> str:
     """Return the format that repair may give to layers: the one asked for, or what the GPU has."""
-    if accuracy.is_target or accuracy.fallback != FLOAT or capability is None:
-        return FLOAT if accuracy.fallback == WEIGHTS else accuracy.fallback
+    asked = [name for name in accuracy.fallbacks if name not in (FLOAT, WEIGHTS)]
+    if accuracy.is_target or accuracy.fallbacks != (FLOAT,) or capability is None:
+        return asked[0] if asked else FLOAT
     return WIDE_FORMAT if can_multiply(start.recipe.target, WIDE_FORMAT, capability) else FLOAT
 
 
@@ -432,8 +433,10 @@ class Judge:
         """Tell whether the folds are reported: of few samples, and where they promise more."""
         return self.folds is not None and (self.folds.is_few or folded.low_db > seen.low_db)
 
-    def answer(self, trial: Trial, evaluation: Evaluation) -> Trial:
-        """Return the trial of a promised SQNR with the figure that the summary prints."""
+    def answer(self, trial: Trial, evaluation: Evaluation, size: Promised | None) -> Trial:
+        """Return the trial of a promised SQNR with the figure that the summary prints, or of a size."""
+        if trial.remedy == PROMISED and size is not None:
+            return trial.model_copy(update={"promised": size})
         worst, aim = evaluation.worst, None if self.accuracy is None else self.accuracy.min_sqnr
         if trial.remedy != PROMISED or worst is None or aim is None:
             return trial

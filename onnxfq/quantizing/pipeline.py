@@ -126,7 +126,7 @@ def _run_stages(
         judge = Judge.of(start, options, sources, forms.evaluation, accuracy)
         candidate, trials = improve(judge, start, REMEDIES, finish)
         clock.lap("remedies")
-        candidate, forms = finish_proven(judge, candidate, forms, clock, runs)
+        candidate, forms, trials = finish_proven(judge, candidate, forms, trials, clock, runs)
     write_model(forms.qdq, output, candidate.session.kept, options.threads)
     clock.lap("write")
     return _join_result(candidate, forms, trials, judge, clock)
@@ -179,7 +179,7 @@ def _join_result(
         scratch=session.scratch,
         matched=candidate.planned.matched,
         seconds=clock.seconds,
-        trials=tuple(judge.answer(trial, forms.evaluation) for trial in trials),
+        trials=trials,
         candidate=candidate,
         samples=tuple(session.kept[:CHANNEL_FEEDS]),
     )

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from onnxfq.choices import RANKING_FEEDS
 from onnxfq.data import Feed
 from onnxfq.data.stream import StreamSamples, count_runs
-from onnxfq.documents.plan import Plan
-from onnxfq.documents.promise import Promised
 from onnxfq.documents.scores import LASTING
 from onnxfq.documents.sensitivity import FLOAT, Sensitivity
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.execution.toggled_segments import count_segments
-from onnxfq.graph.model import Model
-from onnxfq.judging.accuracy_target import AccuracyTarget, Aim, MetricAim, PromiseProof, SqnrAim, open_aim
+from onnxfq.judging.accuracy_target import Aim, MetricAim, PromiseProof, SqnrAim, open_aim
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import WIDE_FORMAT, Judge, Proposal, Refusal, Remedy, explain_gain
 from onnxfq.judging.task_metric import TaskMetric
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
-from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.windows import WINDOW
-from onnxfq.remedies.mixes import Mixes, open_search, switch_off
+from onnxfq.remedies.fit_size import fit_size
+from onnxfq.remedies.mixes import Mixes, apply, open_search, switch_off
 from onnxfq.remedies.runtime_cure import cure_promised, prove_built
 from onnxfq.remedies.runtime_proof import name_runtime, open_in_runtime
 from onnxfq.remedies.sensitivity import MEASURED, rank_groups
 from onnxfq.remedies.widen_activations import explain_fixed_formats
 from onnxfq.remedies.widen_sums import list_wider
-from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import target_by_name
 
 PRICE_PER_DB = 0.01
@@ -90,16 +83,16 @@ def _leave_in_float(
     before_db = reached_db = aim.choose(toggles, toggles.everything)
     lack = max(judge.least - before_db, 0.0)
     enough = 10 ** (-(ranking.sqnr_db + lack) / 10)
-    mixes = Mixes.in_float(ranking)
-    places = mixes.list_places(mixes.find_worthwhile(PRICE_PER_DB, lack * PRICE_PER_DB, enough))
-    if places:
-        reached_db = aim.choose(toggles, switch_off(toggles, ranking, places))
+    mixes = Mixes.unmeasured(ranking)
+    formats = mixes.list_formats(mixes.find_worthwhile(PRICE_PER_DB, lack * PRICE_PER_DB, enough))
+    if formats:
+        reached_db = aim.choose(toggles, switch_off(toggles, ranking, formats))
     fields: dict[str, Any] = {"measure": aim.measure, "wanted": judge.least, "before": before_db}
     if explain_gain(before_db, reached_db):
-        choice = ranking.with_remedy([], **fields, reached=before_db)
+        choice = ranking.with_remedy({}, **fields, reached=before_db, **mixes.trace({}))
         return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
-    choice = ranking.with_remedy(places, **fields, reached=reached_db)
-    made = mixes.apply(candidate, judge, places)
+    choice = ranking.with_remedy(formats, **fields, reached=reached_db, **mixes.trace(formats))
+    made = apply(candidate, judge, ranking, formats)
     return Proposal(made, choice.remedy_lines(), choice, is_sure=True)
 
 
@@ -111,20 +104,19 @@ def _widen_layers(
     None if they gain too little on the samples that choose.
     """
     judge.budget.spend(judge.work.calibrate + _runs(candidate, judge, len(feeds)))
-    mixes = Mixes.measure(candidate, judge, ranking, feeds, qtype)
+    mixes = Mixes.measure(candidate, judge, ranking, feeds, [qtype])
     choices = dict.fromkeys((mixes.find_fewest(), int(mixes.predicted.argmin())))
-    tried = [places for places in map(mixes.list_places, choices) if places]
-    made = [mixes.apply(candidate, judge, places) for places in tried]
+    tried = [formats for formats in map(mixes.list_formats, choices) if formats]
+    made = [apply(candidate, judge, ranking, formats) for formats in tried]
     before_db, *scores_db = judge.choose([candidate, *made])
     best_db = max(scores_db, default=-math.inf)
     if explain_gain(before_db, best_db):
         return None
-    places, made_one, score_db = next(
+    formats, made_one, score_db = next(
         one for one in zip(tried, made, scores_db, strict=True) if explain_gain(one[2], best_db)
     )
-    choice = ranking.with_remedy(
-        places, measure=SqnrAim.measure, wanted=before_db, before=before_db, reached=score_db, fallback=qtype
-    )
+    fields: dict[str, Any] = {"measure": SqnrAim.measure, "wanted": before_db, "before": before_db}
+    choice = ranking.with_remedy(formats, **fields, reached=score_db, **mixes.trace(formats))
     return Proposal(made_one, choice.remedy_lines(), choice, is_sure=True)
 
 
@@ -162,11 +154,10 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """
     target, options = judge.accuracy, judge.options
     assert target is not None
-    if target.weight_bits is None:
-        candidate = cure_promised(judge, candidate)
+    if target.fits_size:
+        return fit_size(candidate, judge, target)
+    candidate = cure_promised(judge, candidate)
     session, toggles = candidate.session, candidate.open_toggles(options)
-    if target.weight_bits is not None:
-        return _widen_weights(candidate, judge, toggles, target)
     task = None
     if target.max_drop is not None:
         task = TaskMetric(target.metric, target.labels, toggles, session, options.data.limit is not None)
@@ -183,7 +174,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
                 answer=proof.answer,
             )
         best = max(best, proof, key=lambda one: one.value)
-    if target.fallback == target_by_name(candidate.recipe.target).wide:
+    if target.fallbacks == (target_by_name(candidate.recipe.target).wide,):
         raise RecipeError(
             f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best.text} was "
             f"reached, and all activations take {target.fallback} or none; ask for less, or leave out "
@@ -191,27 +182,31 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         )
     feeds = first_feeds(session.kept, RANKING_FEEDS)
     ranking, last, count = rank_groups(toggles, feeds, candidate.recipe), candidate, 0
-    if isinstance(aim, MetricAim):  # noise tells nothing of it
-        mixes = Mixes.unmeasured(ranking, target.fallback)
-    else:
-        mixes = Mixes.measure(candidate, judge, ranking, feeds, target.fallback)
+    is_known = isinstance(aim, MetricAim) and len(target.fallbacks) == 1  # noise tells nothing of a metric
+    mixes = (
+        Mixes.unmeasured(ranking, target.fallbacks)
+        if is_known
+        else Mixes.measure(candidate, judge, ranking, feeds, target.fallbacks)
+    )
     search, reached = open_search(mixes, aim), proven.value
-    while places := search.choose(reached):
-        count = len(places)
-        if isinstance(aim, MetricAim) and not _is_chosen(aim, toggles, ranking, places):
+    while formats := search.choose(reached):
+        count = len(formats)
+        if isinstance(aim, MetricAim) and not _is_chosen(aim, toggles, ranking, formats):
             continue
         try:
-            last = mixes.apply(candidate, judge, places)
+            last = apply(candidate, judge, ranking, formats)
         except ModelError:  # nothing is left to quantize
             break
         proof = _prove(aim, judge, last)
         if proof.value >= aim.wanted:
-            fields: dict[str, Any] = {
-                "measure": aim.measure,
-                "wanted": aim.wanted,
-                "fallback": target.fallback,
-            }
-            choice = ranking.with_remedy(places, **fields, before=proven.value, reached=proof.value)
+            choice = ranking.with_remedy(
+                formats,
+                measure=aim.measure,
+                wanted=aim.wanted,
+                before=proven.value,
+                reached=proof.value,
+                **({} if is_known else mixes.trace(formats)),
+            )
             return Proposal(last, choice.remedy_lines(), choice, answer=proof.answer)
         best, reached = max(best, proof, key=lambda one: one.value), proof.value
     step = (
@@ -227,7 +222,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
 
 def _is_chosen(
-    aim: MetricAim, toggles: QuantizerToggles, ranking: Sensitivity, places: Sequence[int]
+    aim: MetricAim, toggles: QuantizerToggles, ranking: Sensitivity, places: Iterable[int]
 ) -> bool:
     """Tell whether the half that chooses keeps the metric with the groups at `places` in float."""
     return aim.choose(toggles, switch_off(toggles, ranking, places)) >= aim.wanted
@@ -264,58 +259,6 @@ def _prove(
         board = toggles or candidate.open_toggles(judge.options)
         run = board.set(board.everything)
     return aim.prove(run, (1,) if toggles is None else (0, 1))
-
-
-def _widen_weights(
-    candidate: Candidate,
-    judge: Judge,
-    toggles: QuantizerToggles,
-    target: AccuracyTarget,
-) -> Proposal:
-    """Return the candidate with wider formats for the groups that gain most for their bits, as many as fit.
-
-    Raises RecipeError if the weights have more bits on average than promised.
-    """
-    limit, fallback = target.weight_bits, target.fallback
-    assert limit is not None
-    wide = (RECIPES[fallback].weights.qtype if fallback in RECIPES else qtype_by_name(fallback)).bits
-    sizes = _weight_sizes(candidate.session.model, candidate.plan)
-    total, used = sum(n for n, _ in sizes.values()), sum(n * bits for n, bits in sizes.values())
-    if used > limit * total:
-        raise RecipeError(
-            f"recipe {candidate.recipe.name} gives weights {used / total:.4g} bits on average, and at most "
-            f"{limit:g} were promised; take a recipe with fewer bits"
-        )
-    aim = SqnrAim(math.inf, *judge.split[:2])
-    feeds = first_feeds(aim.choosing, RANKING_FEEDS)
-    ranking = rank_groups(toggles, feeds, candidate.recipe)
-    added = [
-        sum(n * max(0, wide - bits) for n, bits in (sizes.get(name, (0, wide)) for name in group.tensors))
-        for group in ranking.groups
-    ]
-    mixes = Mixes.measure(candidate, judge, ranking, feeds, fallback)
-    mixes = replace(mixes, costs=np.array(added, np.float64))
-    places = [at for at in mixes.list_places(mixes.find_best(limit * total - used)) if added[at]]
-    made = mixes.apply(candidate, judge, places) if places else candidate
-    before_db, reached_db = judge.score([candidate, made], aim.proving)
-    bits = (used + sum(added[at] for at in places)) / total
-    choice = ranking.with_remedy(
-        places,
-        measure=aim.measure,
-        wanted=0.0,
-        before=before_db,
-        reached=reached_db,
-        fallback=fallback,
-        weight_bits=bits,
-    )
-    answer = Promised(measure="bits of a weight", allowed=limit, value=bits, samples=0)
-    return Proposal(made, choice.remedy_lines(), choice, answer=answer)
-
-
-def _weight_sizes(model: Model, plan: Plan) -> dict[str, tuple[int, int]]:
-    """Return the number of elements and the bits of each by quantized weight."""
-    counts = {name: math.prod(t.dims) for name, t in model.constants.items()}
-    return {p.tensor: (counts[p.tensor], p.spec.qtype.bits) for p in plan.weights if p.tensor in counts}
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from onnxfq.documents.override import Override
 from onnxfq.documents.proof import Proof, name_figure
+from onnxfq.documents.trial import Trial
 from onnxfq.errors import ModelError, OnnxfqError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.execution.sides import Outputs
@@ -21,6 +22,7 @@ from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge
 from onnxfq.judging.written_proof import DIFFERENCE_DB, FIRST, Written, count_kept, prove
+from onnxfq.remedies.fit_size import answer_promise
 from onnxfq.remedies.forms import Forms, build_forms, finish_forms
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
@@ -38,12 +40,17 @@ _ROUNDS, _TRIALS = 2, 40
 
 
 def finish_proven(
-    judge: Judge, candidate: Candidate, forms: Forms, clock: Clock, runs: ReferenceRuns
-) -> tuple[Candidate, Forms]:
-    """Return what `finish_forms` returns, proven in the runtime of its target.
+    judge: Judge,
+    candidate: Candidate,
+    forms: Forms,
+    trials: Sequence[Trial],
+    clock: Clock,
+    runs: ReferenceRuns,
+) -> tuple[Candidate, Forms, tuple[Trial, ...]]:
+    """Return what `finish_forms` returns, proven in the runtime of its target, and the trials with answers.
 
     Operators that the runtime computes otherwise stay in float. The proof names a difference that this does
-    not cure.
+    not cure. Raises RecipeError if the file is then larger than promised.
     """
     announce("prove")
     done, made = finish_forms(judge, candidate, forms, clock, runs)
@@ -63,7 +70,8 @@ def finish_proven(
         proof = count_kept(proof, target_by_name(done.recipe.target), made.qdq)
     clock.lap("prove")
     warn_zeroed_values(judge.start.session.model, done.plan, done.statistics.whole, made.encodings)
-    return done, replace(made, evaluation=made.evaluation.model_copy(update={"proof": proof}))
+    made = replace(made, evaluation=made.evaluation.model_copy(update={"proof": proof}))
+    return done, made, answer_promise(judge, trials, done, made)
 
 
 def prove_candidate(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -17,11 +16,11 @@ from onnxfq.choices import CHANNEL_FEEDS, DEFAULT_RECIPE, LOW_SQNR_DB, RANKING_F
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.sensitivity import GroupNoise, MetricValues, Sensitivity
+from onnxfq.documents.sensitivity import FLOAT, GroupNoise, MetricValues, Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.interchange.genai_folder import open_folders
-from onnxfq.judging.accuracy_target import AccuracyTarget, Aim, open_aim
+from onnxfq.judging.accuracy_target import AccuracyTarget, Aim, SqnrAim, open_aim
 from onnxfq.judging.candidate import Sources, build_candidate
 from onnxfq.judging.judge import Judge
 from onnxfq.judging.task_metric import TaskMetric
@@ -30,7 +29,7 @@ from onnxfq.layers.layer_costs import measure_costs
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.metrics import Metric, check_labels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
-from onnxfq.remedies.mixes import Mixes, open_search, switch_off
+from onnxfq.remedies.mixes import CountSearch, Mixes, NoiseSearch, switch_off
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions, shows_progress
@@ -74,8 +73,8 @@ def sensitivity(
     Raises DataError for fewer than one sample, and the errors of `quantize`.
     """
     options, chosen = QuantizeOptions.of(options), load_recipe(recipe)
-    if accuracy is not None and accuracy.weight_bits is not None:
-        raise DataError("weight_bits is a promise of quantize; sensitivity takes min_sqnr or max_drop")
+    if accuracy is not None and accuracy.fits_size:
+        raise DataError("a size is a promise of quantize; sensitivity takes min_sqnr or max_drop")
     if accuracy is not None and accuracy.max_drop is not None:
         if metric is not None or labels is not None:
             raise DataError("the promise has a metric already; leave metric and labels out")
@@ -99,7 +98,9 @@ def sensitivity(
     ranked = ranked.model_copy(update={"channels": channels})
     if accuracy is None:
         return ranked
-    return find_remedy(board, ranked, open_aim(accuracy, session.kept, task, board.judged), accuracy.fallback)
+    return find_remedy(
+        board, ranked, open_aim(accuracy, session.kept, task, board.judged), accuracy.fallbacks[-1]
+    )
 
 
 def rank_groups(
@@ -189,13 +190,17 @@ def find_remedy(board: QuantizerToggles, ranked: Sensitivity, aim: Aim, fallback
         fallback: see `AccuracyTarget`; noted in the remedy.
     """
     before = reached = aim.choose(board, board.everything)
-    search, kept = open_search(Mixes.in_float(ranked), aim, by_metric=True), list[int]()
-    while reached < aim.wanted and (places := search.choose(reached)):
-        kept, reached = places, aim.choose(board, switch_off(board, ranked, places))
-    fields: dict[str, Any] = {
-        "measure": aim.measure,
-        "wanted": aim.wanted,
-        "before": before,
-        "reached": reached,
-    }
-    return ranked.with_remedy(kept, **fields, fallback=fallback)
+    by_noise = isinstance(aim, SqnrAim)
+    mixes, order = Mixes.unmeasured(ranked), ranked.by_gain()
+    search = NoiseSearch(mixes, aim.wanted) if by_noise else CountSearch([(at, FLOAT) for at in order])
+    formats = dict[int, str]()
+    while reached < aim.wanted and (found := search.choose(reached)):
+        formats, reached = found, aim.choose(board, switch_off(board, ranked, found))
+    return ranked.with_remedy(
+        dict.fromkeys(formats, fallback),
+        measure=aim.measure,
+        wanted=aim.wanted,
+        before=before,
+        reached=reached,
+        **(mixes.trace(formats) if by_noise and fallback == FLOAT else {}),
+    )

@@ -35,7 +35,7 @@ def explain_fixed_formats(candidate: Candidate, judge: Judge) -> str:
         return "the recipe names the formats of some layers"
     if judge.sources.encodings is not None:
         return "encodings of another tool are used as they are"
-    return "" if asked in (FLOAT, wide) else f"layers that lose get {asked}"
+    return "" if {*asked} <= {FLOAT, wide} else f"layers that lose get {' or '.join(asked)}"
 
 
 def widen(candidate: Candidate) -> Candidate:
@@ -69,9 +69,9 @@ def _find_wide(candidate: Candidate) -> str:
     return target_by_name(candidate.recipe.target).wide
 
 
-def _find_asked(judge: Judge) -> str:
-    """Return the format that the user asked for by a fallback; FLOAT without one."""
-    return judge.wide if judge.accuracy is None else judge.accuracy.fallback
+def _find_asked(judge: Judge) -> tuple[str, ...]:
+    """Return the formats that the user asked for by a fallback; FLOAT without one."""
+    return (judge.wide,) if judge.accuracy is None else judge.accuracy.fallbacks
 
 
 WIDEN = Remedy("widened", explain_unneeded, propose, estimate=estimate)

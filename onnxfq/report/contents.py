@@ -9,7 +9,7 @@ from typing import TypedDict
 from onnxfq.diagnosis.diagnosis import Diagnosis
 from onnxfq.documents.layers import GraphNode, LayerRow, LayerTable, TensorRow
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation
-from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.sensitivity import Sensitivity, name_format
 from onnxfq.documents.timing import QUANTIZED
 from onnxfq.errors import DataError
 from onnxfq.report.layer_table import lost_values
@@ -17,6 +17,7 @@ from onnxfq.report.page_tables import (
     PageTable,
     kernel_tables,
     list_table,
+    mix_tables,
     reason_tables,
     score_tables,
     time_tables,
@@ -153,6 +154,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         tables=[
             *score_tables(evaluation.candidates, result.samples or f"{evaluation.feeds} samples"),
             *trial_tables(result.trials),
+            *mix_tables([one.evidence for one in result.trials if isinstance(one.evidence, Sensitivity)]),
             *time_tables(evaluation.timing),
             *kernel_tables(result.engine),
         ],
@@ -192,7 +194,8 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
 
 
 def _ranked(label: str, found: Sensitivity) -> Content:
-    kept = set(found.remedy.kept) if found.remedy is not None else set()
+    remedy = found.remedy
+    kept = {} if remedy is None else dict(zip(remedy.kept, map(name_format, remedy.formats), strict=True))
     members = [(place, group, node) for place, group in enumerate(found.groups) for node in group.nodes]
     shown = found.sqnr_db
     return Content(
@@ -203,9 +206,10 @@ def _ranked(label: str, found: Sensitivity) -> Content:
                 f"{shown:.1f} dB", "SQNR of the outputs with everything quantized", shown < LOW_SQNR_DB
             ),
             make_tile(str(len(found.groups)), "groups of layers"),
-            make_tile(str(len(kept)), "groups that the remedy leaves in float"),
+            make_tile(str(len(kept)), "groups that the remedy gives another format"),
         ],
         notes=[("remedy", [found.remedy_text()])],
+        tables=mix_tables([found]),
         layers=[
             LayerRow(
                 node=node,
@@ -213,7 +217,7 @@ def _ranked(label: str, found: Sensitivity) -> Content:
                 module=", ".join(group.modules),
                 position=number,
                 quantized=place not in kept,
-                why="the remedy leaves it in float" if place in kept else "",
+                why=f"the remedy has it {kept[place]}" if place in kept else "",
                 alone_db=group.alone_db,
                 noise_share=found.share(group),
                 rest_db=group.rest_db,

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore
+from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.timing import Timing
 from onnxfq.documents.trial import Trial
 from onnxfq.support.groups import group_pairs
@@ -88,6 +89,22 @@ def trial_tables(trials: Sequence[Trial]) -> list[PageTable]:
         "that take another format; what is left is not in the written model."
     )
     return list_table("What repair tried", note, rows)
+
+
+def mix_tables(found: Sequence[Sensitivity]) -> list[PageTable]:
+    """Return the mixes of formats that cost least for what they give, and which of them was chosen last."""
+    remedies = [one.remedy for one in found if one.remedy is not None and len(one.remedy.frontier) > 1]
+    if not remedies:
+        return []
+    remedy = remedies[-1]
+    rows = [("", "cost", "groups in another format", "SQNR dB")]
+    for place, point in enumerate(remedy.frontier):
+        cost = f"{point.cost / 8e3:,.1f} kB" if remedy.size else f"{point.cost:.1%}"
+        mark = "chosen" if place == remedy.chosen else ""
+        rows.append((mark, cost, str(point.changed), f"{point.sqnr_db:.1f}"))
+    unit = "bytes of weights" if remedy.size else "share of the time, by multiply-adds and starts of kernels"
+    note = f"As predicted by the noise of groups alone; what was chosen is measured. Cost: {unit}."
+    return list_table("Mixes of formats", note, rows)
 
 
 def time_tables(timing: Timing | None) -> list[PageTable]:

@@ -170,7 +170,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "two promises": (
         f"{GOOD} --min-sqnr 20 --weight-bits 4",
-        "a promise is --min-sqnr, --max-drop or --weight-bits; give one of them",
+        "a promise is --min-sqnr, --max-drop, --weight-bits or --max-bytes; give one of them",
     ),
     "a former word of repair": (
         f"{GOOD} --repair none",

@@ -47,7 +47,7 @@ def open_board() -> tuple[QuantizerToggles, Sensitivity]:
 def test_powers_add() -> None:
     """Random mixes of a network are predicted within 1 dB in the median; both ends are exact."""
     board, ranked = open_board()
-    mixes = Mixes.in_float(ranked)
+    mixes = Mixes.unmeasured(ranked)
     feeds = [feed for feed, _, _ in board._float.values()]
     rng, errors = np.random.default_rng(0), []
     for share in np.linspace(0.1, 0.9, 30):
@@ -66,9 +66,9 @@ def test_powers_add() -> None:
 def test_the_cheapest_of_all(together: float) -> None:
     """Among all mixes of eight groups that are predicted to keep a limit, none costs less."""
     rng = np.random.default_rng(3)
-    mixes = Mixes.in_float(ranking([*rng.exponential(size=8)], [*rng.exponential(size=8)], together))
+    mixes = Mixes.unmeasured(ranking([*rng.exponential(size=8)], [*rng.exponential(size=8)], together))
     every = np.array([*itertools.product((0, 1), repeat=8)])
-    noises, costs = mixes.predict(every), every @ mixes.costs
+    noises, costs = mixes.predict(every), every @ mixes.costs[:, 1]
     for limit in np.linspace(0.05, 0.95, 10) * mixes.whole[0]:
         choice = mixes.find_cheapest(limit)
         assert mixes.predicted[choice] <= limit
@@ -77,12 +77,40 @@ def test_the_cheapest_of_all(together: float) -> None:
         assert mixes.predicted[mixes.find_best(most)] == pytest.approx(noises[costs <= most].min())
 
 
+def test_three_formats() -> None:
+    """Among all mixes of three formats none has less noise at the cost; steps are the convex ones of each."""
+    rng = np.random.default_rng(5)
+    alone = np.sort(rng.exponential(size=(6, 3)), axis=1)[:, ::-1]
+    mixes = Mixes.unmeasured(
+        ranking([*alone[:, 0]], [*rng.exponential(size=6)]), ("half", "double"), (0.5, 1)
+    )
+    mixes.noises[:], mixes.whole[:] = alone, alone.sum(axis=0)
+    every = np.array([*itertools.product(range(3), repeat=6)])
+    noises, costs = mixes.predict(every), np.take_along_axis(mixes.costs, every.T, axis=1).sum(axis=0)
+    for most in np.linspace(0, costs.max(), 20):
+        assert mixes.predicted[mixes.find_best(most)] == pytest.approx(noises[costs <= most].min())
+    steps = mixes.list_upgrades()
+    assert dict(steps) == dict.fromkeys(range(6), "double") and len(steps) > 6
+    known = dict[int, int]()
+    gains = list[float]()
+    for at, name in steps:
+        to = 1 + mixes.formats.index(name)
+        before = known.get(at, 0)
+        gains.append((alone[at, before] - alone[at, to]) / (mixes.costs[at, to] - mixes.costs[at, before]))
+        known[at] = to
+    assert gains == sorted(gains, reverse=True)
+    formats = mixes.list_formats(len(mixes.predicted) // 2)
+    traced = mixes.trace(formats)
+    assert traced["frontier"][traced["chosen"]].changed == len(formats)
+    assert [point.cost for point in traced["frontier"]] == sorted(point.cost for point in traced["frontier"])
+
+
 def test_what_is_worth_its_price() -> None:
     """A group stays in float where its dB cost less than they are worth, and none beyond what is wanted."""
-    mixes = Mixes.in_float(ranking([0.9, 0.05, 0.05], [0.05, 0.05, 0.05]))
+    mixes = Mixes.unmeasured(ranking([0.9, 0.05, 0.05], [0.05, 0.05, 0.05]))
 
     def kept(price: float, most: float, enough: float) -> list[int]:
-        return mixes.list_places(mixes.find_worthwhile(price, most, enough))
+        return [*mixes.list_formats(mixes.find_worthwhile(price, most, enough))]
 
     assert kept(price=0.01, most=1.0, enough=0.0) == [0, 1, 2]
     assert kept(price=0.01, most=0.1, enough=0.0) == kept(price=0.01, most=1.0, enough=0.1) == [0]
@@ -92,7 +120,7 @@ def test_what_is_worth_its_price() -> None:
 @pytest.mark.parametrize("reached", [5.0, 19.9, -np.inf])
 def test_a_search_by_noise_ends(reached: float) -> None:
     """Each choice costs more than the one before; all groups come last, whatever is reached."""
-    search, sizes = NoiseSearch(Mixes.in_float(ranking([8.0, 4.0, 2.0, 1.0], [0.25] * 4)), 20.0), []
+    search, sizes = NoiseSearch(Mixes.unmeasured(ranking([8.0, 4.0, 2.0, 1.0], [0.25] * 4)), 20.0), []
     while places := search.choose(reached):
         sizes.append(len(places))
     assert sizes == sorted(set(sizes)) and sizes[-1] == 4 and len(sizes) > 1
@@ -100,8 +128,8 @@ def test_a_search_by_noise_ends(reached: float) -> None:
 
 def test_a_search_by_count() -> None:
     """One more each time, then a quarter more, up to all."""
-    search, counts = CountSearch(range(20)), []
-    while places := search.choose(0.0):
-        assert places == list(range(len(places)))
-        counts.append(len(places))
+    search, counts = CountSearch([(at, "float") for at in range(20)]), []
+    while formats := search.choose(0.0):
+        assert formats == dict.fromkeys(range(len(formats)), "float")
+        counts.append(len(formats))
     assert counts == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 20]

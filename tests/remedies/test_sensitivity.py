@@ -414,8 +414,8 @@ def test_ranked_by_a_metric(tmp_path: Path, data, capfd: pytest.CaptureFixture[s
     options = onnxfq.RunOptions(batch=1)
     found = onnxfq.sensitivity(proto, feeds, metric=tiny_class, labels=labels, options=options)
     assert [group.nodes for group in found.groups] == [("tiny",), ("large",)]
-    assert found.groups[0].noise < found.groups[1].noise and found.by_gain(by_metric=True) == [0, 1]
-    assert found.by_gain() == [1, 0] and found.metric is not None and found.metric.reference == 1
+    assert found.groups[0].noise < found.groups[1].noise and found.by_gain() == [0, 1]
+    assert found.metric is not None and found.metric.reference == 1
     mine = sorted(sorted(range(len(feeds)), key=lambda at: sample_digest(feeds[at]))[::2])
     half, truth = [feeds[at] for at in mine], labels[mine]
     for group in found.groups:
@@ -484,6 +484,19 @@ def test_fallbacks(rows, fallback) -> None:
         assert {readers[name].spec.qtype.name for name in changed} == {"int16"}
 
 
+def eight_layers(turned: int | None = None) -> onnx.ModelProto:
+    """Return eight MatMul, the third with a weight of heavy tails; one behind a Transpose."""
+    rng = np.random.default_rng(3)
+    names = [f"w{n}" for n in range(8)]
+    values = {n: rng.normal(0, 0.1, (256, 256)).astype(np.float32) for n in names}
+    values["w2"][rng.random((256, 256)) < 0.01] *= 60  # a weight of heavy tails loses most
+    lines = " ".join(f"[m{n}] h{n + 1} = MatMul (h{n}, {'v' if n == turned else 'w'}{n})" for n in range(8))
+    lines = f"h0 = Identity (x) {lines} y = Identity (h8)"
+    if turned is not None:
+        lines = f"v{turned} = Transpose <perm = [1, 0]> (w{turned}) {lines}"
+    return build(f"g (float[N,256] x) => (float[N,256] y) {{ {lines} }}", values)
+
+
 @pytest.mark.parametrize(
     ("recipe", "fallback", "wide", "turned"),
     [
@@ -496,36 +509,52 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
 
     A weight behind a Transpose, as of layer `turned`, belongs to its MatMul.
     """
-    rng = np.random.default_rng(3)
-    names = [f"w{n}" for n in range(8)]
-    values = {n: rng.normal(0, 0.1, (256, 256)).astype(np.float32) for n in names}
-    values["w2"][rng.random((256, 256)) < 0.01] *= 60  # a weight of heavy tails loses most
-    lines = " ".join(f"[m{n}] h{n + 1} = MatMul (h{n}, {'v' if n == turned else 'w'}{n})" for n in range(8))
-    lines = f"h0 = Identity (x) {lines} y = Identity (h8)"
-    if turned is not None:
-        lines = f"v{turned} = Transpose <perm = [1, 0]> (w{turned}) {lines}"
-    text = f"g (float[N,256] x) => (float[N,256] y) {{ {lines} }}"
+    rng = np.random.default_rng(4)
     feeds = [{"x": rng.normal(size=(1, 256)).astype(np.float32)} for _ in range(4)]
     # Other methods would learn four samples by heart.
     recipe = onnxfq.load_recipe(recipe).override(weights={"rounding": "nearest"})
     plain = onnxfq.quantize(
-        build(text, values), feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None)
+        eight_layers(turned), feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None)
     )
     for limit, widened in ((4, 0), (5, 2), (8, 8)):
         promise = onnxfq.AccuracyTarget(weight_bits=limit, fallback=fallback)
-        mixed = onnxfq.quantize(build(text, values), feeds, recipe=recipe, accuracy=promise)
+        mixed = onnxfq.quantize(eight_layers(turned), feeds, recipe=recipe, accuracy=promise)
         formats = {p.uses[0].node: p.spec.qtype.name for p in mixed.plan.weights}
         wider = {node for node, qtype in formats.items() if qtype == wide}
         assert len(wider) == widened and len(formats) == 8
-        assert mixed.sensitivity.remedy.weight_bits == limit
+        assert mixed.trial("promised").promised.value == limit
         if widened:
-            assert "m2" in wider
+            assert mixed.sensitivity.groups[0].nodes[0] in wider
+            assert "m2" in wider or wide != "int8"  # blocks of 16 contain a tail
             assert output_db(mixed) > output_db(plain)
         else:
             assert output_db(mixed) == output_db(plain)
     with pytest.raises(RecipeError, match="gives weights 4 bits on average, and at most 3 were promised"):
         promise = onnxfq.AccuracyTarget(weight_bits=3, fallback=fallback)
-        onnxfq.quantize(build(text, values), feeds, recipe=recipe, accuracy=promise)
+        onnxfq.quantize(eight_layers(turned), feeds, recipe=recipe, accuracy=promise)
+
+
+def test_a_size_of_the_file(tmp_path: Path) -> None:
+    """The file is as large as was promised at most, and not much smaller; more formats give more dB."""
+    rng, output = np.random.default_rng(4), tmp_path / "q.onnx"
+    feeds = [{"x": rng.normal(size=(1, 256)).astype(np.float32)} for _ in range(4)]
+    recipe = onnxfq.load_recipe("tensorrt-int4").override(weights={"rounding": "nearest"})
+    reached, limit = [], 600_000
+    for fallback in ("float", "tensorrt-int8-weights,float"):
+        promise = onnxfq.AccuracyTarget(max_bytes=limit, fallback=fallback)
+        made = onnxfq.quantize(eight_layers(), feeds, output, recipe=recipe, accuracy=promise)
+        size = output.stat().st_size
+        assert limit - 4 * 256 * 256 < size <= limit
+        assert made.trial("promised").promised.value == pytest.approx(size / 1e6, rel=1e-3)
+        reached.append(output_db(made))
+        assert "a file of 0.5" in made.sensitivity.remedy_text()
+    assert reached[1] > reached[0] + 1
+    everything = onnxfq.AccuracyTarget(max_bytes=10**9)
+    made = onnxfq.quantize(eight_layers(), feeds, recipe=recipe, accuracy=everything)
+    assert len(made.plan.weights) == 1  # one stays, else nothing would be quantized
+    with pytest.raises(RecipeError, match=r"gives a file of 0.2807 MB, and at most 0.1 were promised"):
+        promise = onnxfq.AccuracyTarget(max_bytes=100_000)
+        onnxfq.quantize(eight_layers(), feeds, recipe=recipe, accuracy=promise)
 
 
 @pytest.mark.parametrize(
@@ -534,7 +563,14 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
         ({"max_drop": -1, "labels": np.zeros(2)}, "max_drop is -1; give a number of at least 0"),
         ({"max_drop": 1, "metric": "share right"}, "must be package.module:function"),
         ({"weight_bits": 4.5}, "weight_bits needs the wider format of some layers; give fallback"),
+        ({"weight_bits": 4.5, "fallback": "int8,float"}, "weight_bits needs the wider format"),
         ({"min_sqnr": 20, "fallback": "int61"}, "unknown qtype 'int61'"),
+        ({"min_sqnr": 20, "fallback": "float, int61"}, "unknown qtype 'int61'"),
+        (
+            {"fallback": "float8e4m3fn, weights"},
+            "repair gives layers one format, and fallback names",
+        ),
+        ({"max_bytes": 9, "weight_bits": 4.5}, "a promise is min_sqnr, max_drop, weight_bits or max_bytes"),
     ],
 )
 def test_promises_that_make_no_sense(fields, words) -> None:

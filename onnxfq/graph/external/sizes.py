@@ -63,6 +63,11 @@ def weight_bytes(proto: onnx.ModelProto) -> int:
     return sum(map(tensor_bytes, proto.graph.initializer))
 
 
+def file_bytes(proto: onnx.ModelProto) -> int:
+    """Return the size of a file of `proto` with its data, in bytes."""
+    return int(proto.ByteSize()) + sum(map(tensor_bytes, filter(is_external, proto.graph.initializer)))
+
+
 def is_large(proto: onnx.ModelProto) -> bool:
     """Tell whether `proto` has too many weights for one piece: they are made and run one at a time."""
     elements: int = sum(math.prod(tensor.dims) for tensor in proto.graph.initializer)
