@@ -97,11 +97,11 @@ def mix_tables(found: Sequence[Sensitivity]) -> list[PageTable]:
     if not remedies:
         return []
     remedy = remedies[-1]
-    rows = [("", "cost", "groups in another format", "SQNR dB")]
+    rows = [("cost", "groups in another format", "SQNR dB", "choice")]
     for place, point in enumerate(remedy.frontier):
         cost = f"{point.cost / 8e3:,.1f} kB" if remedy.size else f"{point.cost:.1%}"
         mark = "chosen" if place == remedy.chosen else ""
-        rows.append((mark, cost, str(point.changed), f"{point.sqnr_db:.1f}"))
+        rows.append((cost, str(point.changed), f"{point.sqnr_db:.1f}", mark))
     unit = "bytes of weights" if remedy.size else "share of the time, by multiply-adds and starts of kernels"
     note = f"As predicted by the noise of groups alone; what was chosen is measured. Cost: {unit}."
     return list_table("Mixes of formats", note, rows)
