@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -215,16 +215,6 @@ class Sensitivity(PrintedRecord, Document):
         shares = [self.groups[at].multiplies for at in kept]
         known = [share for share in shares if share is not None]
         return sum(known) if len(known) == len(shares) else None
-
-    def with_remedy(self, formats: Mapping[int, str], **fields: Any) -> Sensitivity:
-        """Return this with the remedy of `formats` by place of a group, and other fields of `GroupRemedy`."""
-        remedy = GroupRemedy(
-            kept=tuple(formats),
-            formats=tuple(formats.values()),
-            multiplies=self.multiplies(formats),
-            **fields,
-        )
-        return self.model_copy(update={"remedy": remedy})
 
     def override(self, kept: Iterable[int], fallback: str | Recipe = FLOAT) -> Override:
         """Return the override of a recipe for the groups at the places `kept`.

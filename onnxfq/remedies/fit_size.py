@@ -25,7 +25,7 @@ from onnxfq.judging.judge import Judge, Proposal
 from onnxfq.layers.quantizer_toggles import first_feeds
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.forms import Forms, build_forms
-from onnxfq.remedies.mixes import Mixes, apply
+from onnxfq.remedies.mixes import Mixes, apply, with_remedy
 from onnxfq.remedies.sensitivity import rank_groups
 from onnxfq.support.clock import Clock
 from onnxfq.targets.recipes import RECIPES
@@ -77,9 +77,7 @@ def fit_size(candidate: Candidate, judge: Judge, target: AccuracyTarget) -> Prop
     before_db, reached_db = judge.score([candidate, made], aim.proving)
     answer = _answer(target, bits, total)
     fields: dict[str, Any] = {"measure": aim.measure, "wanted": 0.0, "before": before_db}
-    choice = ranking.with_remedy(
-        formats, **fields, reached=reached_db, size=_tell(answer), **mixes.trace(formats)
-    )
+    choice = with_remedy(ranking, formats, mixes, **fields, reached=reached_db, size=_tell(answer))
     return Proposal(made, choice.remedy_lines(), choice, answer=answer)
 
 

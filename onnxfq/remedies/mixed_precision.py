@@ -20,7 +20,7 @@ from onnxfq.judging.task_metric import TaskMetric
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.numerics.windows import WINDOW
 from onnxfq.remedies.fit_size import fit_size
-from onnxfq.remedies.mixes import Mixes, apply, open_search, switch_off
+from onnxfq.remedies.mixes import Mixes, apply, open_search, switch_off, with_remedy
 from onnxfq.remedies.runtime_cure import cure_promised, prove_built
 from onnxfq.remedies.runtime_proof import name_runtime, open_in_runtime
 from onnxfq.remedies.sensitivity import MEASURED, rank_groups
@@ -89,9 +89,9 @@ def _leave_in_float(
         reached_db = aim.choose(toggles, switch_off(toggles, ranking, formats))
     fields: dict[str, Any] = {"measure": aim.measure, "wanted": judge.least, "before": before_db}
     if explain_gain(before_db, reached_db):
-        choice = ranking.with_remedy({}, **fields, reached=before_db, **mixes.trace({}))
+        choice = with_remedy(ranking, {}, mixes, **fields, reached=before_db)
         return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
-    choice = ranking.with_remedy(formats, **fields, reached=reached_db, **mixes.trace(formats))
+    choice = with_remedy(ranking, formats, mixes, **fields, reached=reached_db)
     made = apply(candidate, judge, ranking, formats)
     return Proposal(made, choice.remedy_lines(), choice, is_sure=True)
 
@@ -116,7 +116,7 @@ def _widen_layers(
         one for one in zip(tried, made, scores_db, strict=True) if explain_gain(one[2], best_db)
     )
     fields: dict[str, Any] = {"measure": SqnrAim.measure, "wanted": before_db, "before": before_db}
-    choice = ranking.with_remedy(formats, **fields, reached=score_db, **mixes.trace(formats))
+    choice = with_remedy(ranking, formats, mixes, **fields, reached=score_db)
     return Proposal(made_one, choice.remedy_lines(), choice, is_sure=True)
 
 
@@ -199,14 +199,9 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             break
         proof = _prove(aim, judge, last)
         if proof.value >= aim.wanted:
-            choice = ranking.with_remedy(
-                formats,
-                measure=aim.measure,
-                wanted=aim.wanted,
-                before=proven.value,
-                reached=proof.value,
-                **({} if is_known else mixes.trace(formats)),
-            )
+            fields: dict[str, Any] = {"measure": aim.measure, "wanted": aim.wanted, "before": proven.value}
+            traced = None if is_known else mixes
+            choice = with_remedy(ranking, formats, traced, **fields, reached=proof.value)
             return Proposal(last, choice.remedy_lines(), choice, answer=proof.answer)
         best, reached = max(best, proof, key=lambda one: one.value), proof.value
     step = (

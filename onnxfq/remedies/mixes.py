@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed
 from onnxfq.documents.override import Override
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.sensitivity import FLOAT, WEIGHTS, MixPoint, Sensitivity
+from onnxfq.documents.sensitivity import FLOAT, WEIGHTS, GroupRemedy, MixPoint, Sensitivity
 from onnxfq.execution.toggled_segments import State
 from onnxfq.judging.accuracy_target import Aim, SqnrAim
 from onnxfq.judging.candidate import Candidate
@@ -223,6 +223,23 @@ def name_overrides(ranking: Sensitivity, formats: Mapping[int, str]) -> list[Ove
         ranking.override([at for at, one in formats.items() if one == name], RECIPES.get(name, name))
         for name in dict.fromkeys(formats.values())
     ]
+
+
+def with_remedy(
+    ranking: Sensitivity, formats: Mapping[int, str], mixes: Mixes | None = None, **fields: Any
+) -> Sensitivity:
+    """Return `ranking` with the remedy of other formats, by their places in it.
+
+    Args:
+        ranking: of the groups.
+        formats: of the remedy.
+        mixes: from which they were chosen; None where their noise was not measured.
+        fields: others of a `GroupRemedy`.
+    """
+    traced = {} if mixes is None else mixes.trace(formats)
+    kept, names, multiplies = tuple(formats), tuple(formats.values()), ranking.multiplies(formats)
+    remedy = GroupRemedy(kept=kept, formats=names, multiplies=multiplies, **fields, **traced)
+    return ranking.model_copy(update={"remedy": remedy})
 
 
 def switch_off(board: QuantizerToggles, ranking: Sensitivity, places: Iterable[int]) -> State:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -29,7 +30,7 @@ from onnxfq.layers.layer_costs import measure_costs
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.metrics import Metric, check_labels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
-from onnxfq.remedies.mixes import CountSearch, Mixes, NoiseSearch, switch_off
+from onnxfq.remedies.mixes import CountSearch, Mixes, NoiseSearch, switch_off, with_remedy
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions, shows_progress
@@ -196,11 +197,6 @@ def find_remedy(board: QuantizerToggles, ranked: Sensitivity, aim: Aim, fallback
     formats = dict[int, str]()
     while reached < aim.wanted and (found := search.choose(reached)):
         formats, reached = found, aim.choose(board, switch_off(board, ranked, found))
-    return ranked.with_remedy(
-        dict.fromkeys(formats, fallback),
-        measure=aim.measure,
-        wanted=aim.wanted,
-        before=before,
-        reached=reached,
-        **(mixes.trace(formats) if by_noise and fallback == FLOAT else {}),
-    )
+    fields: dict[str, Any] = {"measure": aim.measure, "wanted": aim.wanted, "before": before}
+    traced = mixes if by_noise and fallback == FLOAT else None
+    return with_remedy(ranked, dict.fromkeys(formats, fallback), traced, **fields, reached=reached)
