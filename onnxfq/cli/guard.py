@@ -67,8 +67,9 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
         for output in outputs if command.__name__ not in FOLDERS and not is_folder else ():
             if output != folder and not (is_shared and output == outputs[0]):
                 check_writable(output)
-                if not os.path.isdir(given.get(_MODEL) or ""):
-                    _check_file_name(output)
+                named = any(word.endswith(f"{output}{os.sep}") for word in arguments.get())
+                if named and not os.path.isdir(given.get(_MODEL) or ""):
+                    raise OutputError(f"{output}{os.sep} is the name of a folder; name the file in it")
         for one, other in combinations([*outputs, *inside], 2):
             check_apart(one, [other])
         page = given.get("output" if command.__name__ == "report" else "report")
@@ -89,13 +90,6 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
             raise ended
 
     return run
-
-
-def _check_file_name(output: Path) -> None:
-    """Raise OutputError for a name that asks for a folder."""
-    asked = [word for word in arguments.get() if word.endswith(f"{output}{os.sep}")]
-    if asked:
-        raise OutputError(f"{output}{os.sep} is the name of a folder; name the file in it")
 
 
 def _list_inputs(given: dict[str, Any]) -> Iterator[Path]:

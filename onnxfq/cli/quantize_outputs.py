@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from onnxfq.cli.artifacts import check_folder_of_files, write_artifacts
+from onnxfq.cli.artifacts import write_artifacts
 from onnxfq.cli.console import Printer, command_line, exit_differing, write_page
 from onnxfq.errors import OnnxfqError, join_lines
 
@@ -45,12 +45,12 @@ class QuantizeOutputs:
 
     def __post_init__(self) -> None:
         """Raise OutputError for a place that cannot be written, before anything runs."""
-        from onnxfq.support.files import check_writable
+        from onnxfq.support.files import check_place, check_writable
 
         if self.report is not None:
             check_writable(self.report)
         if self.artifacts is not None:
-            check_folder_of_files(self.artifacts)
+            check_place(self.artifacts)
 
     @property
     def is_recorded(self) -> bool:

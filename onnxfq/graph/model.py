@@ -100,7 +100,7 @@ class Model:
         """Return a new graphsurgeon graph to read or edit; weights stay in the proto."""
         graph = gs.import_onnx(self.proto)
         for one in list_graphs(graph):
-            # graphsurgeon 0.6.1 gives a sequence the type of its elements, and an optional a protobuf message,
+            # graphsurgeon 0.6.1 gives sequences the type of their elements and optionals a protobuf message,
             # and cannot export an attribute that is an empty list; exporting restores all of these.
             for tensor in one.tensors().values():
                 if isinstance(tensor, gs.Variable) and tensor.type != "tensor_type":
