@@ -44,13 +44,21 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: 
     """
     plan = Calibrated.of(plan, encodings).plan
     bare = _without_unreached(model, plan, encodings)
-    written = with_qdq(bare, plan, encodings, max(lowest_opset, MIN_OPSET), target_by_name(plan.target).form)
+    written = with_target_qdq(bare, plan, encodings, max(lowest_opset, MIN_OPSET))
     proto = with_provenance(written.proto, plan, encodings)
     for placement in plan.placements:
         qtype = placement.spec.qtype
         if find_storage_qtype(qtype) is not qtype:
             proto.metadata_props.add(key=FORMAT_KEY + placement.tensor, value=qtype.name)
     return proto
+
+
+def with_target_qdq(model: Model, plan: Plan, encodings: Encodings, lowest_opset: int = MIN_OPSET) -> Model:
+    """Return `model` with the pairs of `plan` in the form of its target.
+
+    Raises RecipeError for an unknown target.
+    """
+    return with_qdq(model, plan, encodings, lowest_opset, target_by_name(plan.target).form)
 
 
 def insert_fake_quantize(

@@ -330,7 +330,7 @@ def evaluate_node(
     names = ([name for name in dict.fromkeys(names) if name] for names in (node.input, node.output))
     function = onnx.helper.make_function("onnxfq", "fold", *names, [node], list(proto.opset_import))
     try:
-        return [np.asarray(values) for values in ReferenceEvaluator(function).run(None, inputs)]
+        return [np.asarray(values) for values in ReferenceEvaluator(function).run(None, inputs, {})]
     except Exception as fault:  # any NumPy error of a damaged model
         raise ModelError(
             f"{node.op_type} {node.name!r} does not fit its inputs: {join_lines(fault)[:200]}; export the "
