@@ -70,8 +70,7 @@ def warn_zeroed_values(model: Model, plan: Plan, statistics: Statistics, encodin
         return
     named = [f"{name!r} {sqnr_db:.1f} dB" for name, sqnr_db in lost.items()]
     log.warning(
-        "the ranges of %d activation(s) lose the typical values, of which most become 0 (SQNR of the middle "
-        "half: %s); leave them in float with an override, or take 16 bits or float8",
-        len(lost),
-        name_first(named, _LISTED),
+        f"the ranges of {len(lost)} activation(s) lose the typical values, of which most become 0 (SQNR of "
+        f"the middle half: {name_first(named, _LISTED)}); leave them in float with an override, or take 16 "
+        "bits or float8"
     )
