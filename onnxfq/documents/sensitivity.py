@@ -177,28 +177,9 @@ class Sensitivity(PrintedRecord, Document):
         known = [share for share in shares if share is not None]
         return sum(known) if len(known) == len(shares) else None
 
-    def with_remedy(
-        self,
-        kept: Sequence[int],
-        *,
-        measure: str,
-        wanted: float,
-        before: float,
-        reached: float,
-        fallback: str = FLOAT,
-        weight_bits: float | None = None,
-    ) -> Sensitivity:
-        """Return this with the remedy of the groups at the places `kept`, and fields of `GroupRemedy`."""
-        remedy = GroupRemedy(
-            measure=measure,
-            wanted=wanted,
-            reached=reached,
-            before=before,
-            kept=tuple(kept),
-            multiplies=self.multiplies(kept),
-            fallback=fallback,
-            weight_bits=weight_bits,
-        )
+    def with_remedy(self, kept: Sequence[int], **found: Any) -> Sensitivity:
+        """Return this with the remedy of the groups at the places `kept`; `found` are its other fields."""
+        remedy = GroupRemedy(kept=tuple(kept), multiplies=self.multiplies(kept), **found)
         return self.model_copy(update={"remedy": remedy})
 
     def override(self, kept: Iterable[int], fallback: str | Recipe = FLOAT) -> Override:
