@@ -43,15 +43,6 @@ class QuantizeOutputs:
     printer: Printer
     thumbnails: bool = False
 
-    def __post_init__(self) -> None:
-        """Raise OutputError for a place that cannot be written, before anything runs."""
-        from onnxfq.support.files import check_place, check_writable
-
-        if self.report is not None:
-            check_writable(self.report)
-        if self.artifacts is not None:
-            check_place(self.artifacts)
-
     @property
     def is_recorded(self) -> bool:
         """Whether somebody reads the full record, which takes runs of both models."""
