@@ -162,7 +162,7 @@ ROOM_LINES: dict[str, int] = {
     "calibration": 2433,  # masks that set no range; no room fell
     "checkpoints": 1351,  # bits and groups that no layer has are refused; no room fell
     "cli": 1905,  # kinds of faults by their classes; data fell
-    "data": 1745,  # hints for rows, single samples and tables as labels; no room fell
+    "data": 1758,  # images read ahead in one worker; support fell
     "diagnosis": 2024,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1507,  # losses by output, keys and words of tensors; remedies fell
     "execution": 1019,  # makers of numbered tensors; no room fell
@@ -180,7 +180,7 @@ ROOM_LINES: dict[str, int] = {
     "report": 1223,  # samples that ranked the layers of a table; judging fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1862,  # threads for reports, caches by genai_config.json; no room fell
-    "support": 1371,  # native libraries in workers, bounded in memory and time; data fell
+    "support": 1316,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6496,  # a rule about single blocks, attention of Einsums; no room fell
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
     "torch": 6029,  # functions refuse what layers refuse; grids share buffers and checks, compat fell too

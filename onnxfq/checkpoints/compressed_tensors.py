@@ -73,8 +73,8 @@ def check(checkpoint: Checkpoint) -> None:
 def read(module: StoredModule) -> Layer:
     """Return a layer. Raises ModelError for tensors that do not fit their scheme."""
     scheme = find_scheme(module.files, module.path)
-    given = (scheme.get(name) for name in ("weights", "input_activations"))
-    weights, inputs = (one if isinstance(one, Mapping) else {} for one in given)
+    found = (scheme.get(name) for name in ("weights", "input_activations"))
+    weights, inputs = (one if isinstance(one, Mapping) else {} for one in found)
     given = _read_input(module, inputs) if inputs else None
     if "weight_global_scale" in module:
         return make_fp4_layer(module, "weight_packed", "weight_global_scale", given, divides=True)
