@@ -171,7 +171,7 @@ ROOM_LINES: dict[str, int] = {
     "judging": 1216,  # losses above chance, samples by their cost; remedies fell
     "layers": 939,  # groups that nothing reads have names; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
-    "numerics": 1107,  # mixes of least noise for every cost; remedies fell
+    "numerics": 1105,  # mixes of least noise for every cost; remedies fell
     "passes": 1640,  # a product of any rank and its bias as Gemm; targets fell
     "placement": 1599,  # prices of kernels for products and convolutions; documents and stages fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
