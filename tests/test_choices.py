@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, build_used
+from builders import Arrays, build, build_used, scalars
 from numpy.testing import assert_array_equal
 from selecting_networks import NETWORKS, normal, run, sqnr_where_equal
 
@@ -24,28 +24,26 @@ from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.stages.score import score_models
 
 CONSTANTS: Arrays = {
+    **scalars(
+        np.int64,
+        three=[3],
+        zero=0,
+        one=1,
+        axis=[0],
+        axis1=[1],
+        sixteen=[16],
+        boxes=[1, -1, 4],
+        rows=[1, 1, -1],
+        most=[5],
+        depth=16,
+        first_two=[0, 2],
+    ),
+    **scalars(np.float32, overlap=[0.9], least=[-9], pair=[0, 1], many=50, half=0.5, high=2),
     "wa": normal(16, 16, seed=1, scale=0.3),
     "wb": normal(16, 16, seed=3, scale=0.3),
     "one_column": normal(16, 1, seed=4, scale=0.3),
     "book": normal(16, 16, seed=5),
     "table": normal(7, 16, seed=6),
-    "three": np.int64([3]),
-    "zero": np.int64(0),
-    "one": np.int64(1),
-    "axis": np.int64([0]),
-    "axis1": np.int64([1]),
-    "sixteen": np.int64([16]),
-    "boxes": np.int64([1, -1, 4]),
-    "rows": np.int64([1, 1, -1]),
-    "most": np.int64([5]),
-    "overlap": np.float32([0.9]),
-    "least": np.float32([-9]),
-    "pair": np.float32([0, 1]),
-    "depth": np.int64(16),
-    "many": np.float32(50),
-    "half": np.float32(0.5),
-    "high": np.float32(2),
-    "first_two": np.int64([0, 2]),
 }
 LENGTH = """p = ReduceMean <axes = [0, 1], keepdims = 0> (s) q = Mul (p, many) d = Abs (q) e = Add (d, half)
     n = Cast <to = 7> (e) m = Add (n, one)"""
@@ -147,13 +145,7 @@ KINDS: dict[str, tuple[str, set[str]]] = {
         {"i", "j"},
     ),
 }
-MORE: Arrays = {
-    "two_": np.int64(2),
-    "limit": np.int64(7),
-    "one_": np.int64([1]),
-    "half_": np.float32(0.02),
-    "many_": np.float32(5),
-}
+MORE: Arrays = {**scalars(np.int64, two_=2, limit=7, one_=[1]), **scalars(np.float32, half_=0.02, many_=5)}
 
 
 def network(kind: str, seed: int = 2) -> onnx.ModelProto:
@@ -283,9 +275,8 @@ def test_what_is_not_judged(kind: str, tmp_path: Path, capfd: pytest.CaptureFixt
     nodes, why = LEFT[kind]
     text = f"g (float[N,16] x) => (float[M,16] y) {{ a = MatMul (x, wa) s = MatMul (a, ws) {nodes} }}"
     more: Arrays = {
+        **scalars(np.int64, turns=3, column=[-1, 1]),
         "ws": normal(16, 16, seed=2, scale=0.3),
-        "turns": np.int64(3),
-        "column": np.int64([-1, 1]),
         "row": normal(1, 16, seed=4),
     }
     model = build(text, {**CONSTANTS, **more})

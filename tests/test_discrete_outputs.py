@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, build_used, plain_quantize, weights
+from builders import build, build_used, plain_quantize, scalars, weights
 from numpy.typing import NDArray
 
 from onnxfq.cli.main import main
@@ -31,16 +31,12 @@ from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
 
 CONSTANTS = {
+    **scalars(np.int64, five=[5], rows=[0, 4, 4], limit=[3]),
+    **scalars(np.float32, half=0.5, overlap=[0.5], least=[0.1]),
     "w": weights(16, 16) * np.float32(0.3),
     "v": weights(16, 16, seed=2) * np.float32(0.3),
     "c": weights(16, 3, seed=3) * np.float32(0.3),
     "table": weights(16, 16, seed=5),
-    "five": np.int64([5]),
-    "half": np.float32(0.5),
-    "rows": np.int64([0, 4, 4]),
-    "limit": np.int64([3]),
-    "overlap": np.float32([0.5]),
-    "least": np.float32([0.1]),
 }
 X = np.random.default_rng(0).normal(size=(32, 16)).astype(np.float32)
 

@@ -73,7 +73,8 @@ def check(checkpoint: Checkpoint) -> None:
 def read(module: StoredModule) -> Layer:
     """Return a layer. Raises ModelError for tensors that do not fit their scheme."""
     scheme = find_scheme(module.files, module.path)
-    weights, inputs = (_arguments(scheme, name) for name in ("weights", "input_activations"))
+    found = (scheme.get(name) for name in ("weights", "input_activations"))
+    weights, inputs = (one if isinstance(one, Mapping) else {} for one in found)
     given = _read_input(module, inputs) if inputs else None
     if "weight_global_scale" in module:
         return make_fp4_layer(module, "weight_packed", "weight_global_scale", given, divides=True)
@@ -107,11 +108,6 @@ def read(module: StoredModule) -> Layer:
         float_type=kind,
         input=given,
     )
-
-
-def _arguments(scheme: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = scheme.get(name)
-    return value if isinstance(value, Mapping) else {}
 
 
 def _read_packed(module: StoredModule, weights: Mapping[str, Any]) -> Numbers:

@@ -7,8 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxfq.errors import OutputError
-
 if TYPE_CHECKING:
     from onnxfq.quantizing.result import QuantizeResult
     from onnxfq.report.record import ResultRecord
@@ -29,15 +27,6 @@ ENDINGS = {
 def artifact_paths(folder: Path, model: Path) -> dict[str, Path]:
     """Return the files that `quantize` writes into `folder` for `model`, by content."""
     return {kind: folder / f"{model.stem}.{ending}" for kind, ending in ENDINGS.items()}
-
-
-def check_folder_of_files(folder: Path) -> None:
-    """Raise OutputError if `folder` can neither be created nor written to."""
-    from onnxfq.support.files import check_writable
-
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"cannot write into {folder}: it is a file; give a folder")
-    check_writable(folder / "any" if folder.exists() else folder)
 
 
 def write_artifacts(folder: Path, results: Sequence[tuple[Path, QuantizeResult, ResultRecord]]) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from numpy.typing import NDArray
 from onnxfq.cli.console import command_line
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
-from onnxfq.errors import OutputError
 from onnxfq.graph.io.save import save
 from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.quantizing.pipeline import QuantizeResult, quantize
@@ -24,7 +20,7 @@ from onnxfq.report.html import render_page
 from onnxfq.report.record import quantize_record
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
-from onnxfq.support.files import replace_file, write_text
+from onnxfq.support.files import make_folder, replace_file, write_text
 from onnxfq.support.resources import package_file
 from onnxfq.targets.recipes import RECIPES
 
@@ -58,50 +54,29 @@ def run_demo(folder: str | Path) -> DemoResult:
 
     Raises OutputError if the folder cannot be created.
     """
-    start = time.perf_counter()
-    with _new_folders(Path(folder)):
-        return _fill(Path(folder), start)
-
-
-@contextmanager
-def _new_folders(folder: Path) -> Iterator[None]:
-    """Make `folder` and those above it; remove the new ones that are empty if the block raises."""
-    missing = [one for one in (folder, *folder.parents) if not os.path.exists(one)]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise OutputError(
-            f"cannot make folder {folder}: {fault.strerror}; choose another with --output"
-        ) from None
-    try:
-        yield
-    except BaseException:
-        for one in missing:
-            if not os.listdir(one):
-                one.rmdir()
-        raise
-
-
-def _fill(folder: Path, start: float) -> DemoResult:
-    model = package_file("digits", "digits_cnn.onnx")
-    images, labels = _digits()
-    options = RunOptions(batch=BATCH)
-    calibration, scoring = ({"image": images[part]} for part in (CALIBRATION, SCORING))
-    results: dict[str, QuantizeResult] = {}
-    files = []
-    for name, recipe in _recipes().items():
-        path = folder / f"digits_{recipe.name.replace('-', '_')}.onnx"
-        aim = AccuracyTarget() if name == PER_AXIS else AccuracyTarget(repair=None)
-        results[name] = quantize(model, calibration, path, recipe=recipe, accuracy=aim, options=options)
-        files.append(path)
-    candidates = {name: result.qdq for name, result in results.items()}
-    evaluation = evaluate(model, candidates, scoring, labels=labels[SCORING], options=options)
-    save(results[PER_AXIS].simulation, folder / "digits_fakequant.onnx")
-    records = [(name, quantize_record(made, command=command_line())) for name, made in results.items()]
-    write_text(folder / "report.html", render_page(records))
-    files += [folder / name for name in ("digits_fakequant.onnx", "report.html")]
-    files += _write_inputs(folder, images, labels)
-    return DemoResult(results, evaluation, tuple(files), time.perf_counter() - start)
+    start, folder = time.perf_counter(), Path(folder)
+    with make_folder(folder):
+        model = package_file("digits", "digits_cnn.onnx")
+        with np.load(package_file("digits", "mnist_t10k.npz")) as data:
+            images = data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
+            labels = data["labels"].astype(np.int64)
+        options = RunOptions(batch=BATCH)
+        calibration, scoring = ({"image": images[part]} for part in (CALIBRATION, SCORING))
+        results: dict[str, QuantizeResult] = {}
+        files = []
+        for name, recipe in _recipes().items():
+            path = folder / f"digits_{recipe.name.replace('-', '_')}.onnx"
+            aim = AccuracyTarget() if name == PER_AXIS else AccuracyTarget(repair=None)
+            results[name] = quantize(model, calibration, path, recipe=recipe, accuracy=aim, options=options)
+            files.append(path)
+        candidates = {name: result.qdq for name, result in results.items()}
+        evaluation = evaluate(model, candidates, scoring, labels=labels[SCORING], options=options)
+        save(results[PER_AXIS].simulation, folder / "digits_fakequant.onnx")
+        records = [(name, quantize_record(made, command=command_line())) for name, made in results.items()]
+        write_text(folder / "report.html", render_page(records))
+        files += [folder / name for name in ("digits_fakequant.onnx", "report.html")]
+        files += _write_inputs(folder, images, labels)
+        return DemoResult(results, evaluation, tuple(files), time.perf_counter() - start)
 
 
 def _write_inputs(folder: Path, images: NDArray[np.float32], labels: NDArray[np.int64]) -> list[Path]:
@@ -124,9 +99,3 @@ def _recipes() -> dict[str, Recipe]:
         PER_TENSOR: base.model_copy(update={"name": "int8-per-tensor", "weights": weights}),
         PER_AXIS: base.model_copy(update={"name": "int8-per-axis"}),
     }
-
-
-def _digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    with np.load(package_file("digits", "mnist_t10k.npz")) as data:
-        images = data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
-        return images, data["labels"].astype(np.int64)

@@ -16,7 +16,7 @@ from onnxfq.cli.artifacts import artifact_paths, node_data_paths
 from onnxfq.cli.console import arguments
 from onnxfq.cli.streams import keep_output_clean
 from onnxfq.errors import OnnxfqError, OutputError
-from onnxfq.support.files import check_writable
+from onnxfq.support.files import check_place, check_writable
 from onnxfq.support.memory import check_limits
 from onnxfq.support.other_words import MODEL_FILES
 from onnxfq.support.outputs import check_apart, write_together
@@ -65,10 +65,13 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
                 )
         is_folder = command.__name__ in FILE_OR_FOLDER and outputs and outputs[0].suffix != ".onnx"
         for output in outputs if command.__name__ not in FOLDERS and not is_folder else ():
-            if output != folder and not (is_shared and output == outputs[0]):
+            if output == folder:
+                check_place(output)
+            elif not (is_shared and output == outputs[0]):
                 check_writable(output)
-                if not os.path.isdir(given.get(_MODEL) or ""):
-                    _check_file_name(output)
+                named = any(word.endswith(f"{output}{os.sep}") for word in arguments.get())
+                if named and not os.path.isdir(given.get(_MODEL) or ""):
+                    raise OutputError(f"{output}{os.sep} is the name of a folder; name the file in it")
         for one, other in combinations([*outputs, *inside], 2):
             check_apart(one, [other])
         page = given.get("output" if command.__name__ == "report" else "report")
@@ -89,13 +92,6 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
             raise ended
 
     return run
-
-
-def _check_file_name(output: Path) -> None:
-    """Raise OutputError for a name that asks for a folder."""
-    asked = [word for word in arguments.get() if word.endswith(f"{output}{os.sep}")]
-    if asked:
-        raise OutputError(f"{output}{os.sep} is the name of a folder; name the file in it")
 
 
 def _list_inputs(given: dict[str, Any]) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from onnxfq.cli.artifacts import check_folder_of_files, write_artifacts
+from onnxfq.cli.artifacts import write_artifacts
 from onnxfq.cli.console import Printer, command_line, exit_differing, write_page
 from onnxfq.errors import OnnxfqError, join_lines
 
@@ -42,15 +42,6 @@ class QuantizeOutputs:
     build: BuildOptions | None
     printer: Printer
     thumbnails: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise OutputError for a place that cannot be written, before anything runs."""
-        from onnxfq.support.files import check_writable
-
-        if self.report is not None:
-            check_writable(self.report)
-        if self.artifacts is not None:
-            check_folder_of_files(self.artifacts)
 
     @property
     def is_recorded(self) -> bool:

@@ -106,11 +106,6 @@ class DigestedWhole(WholeFeed, DigestedFeed):
     """A digested feed that is one sample."""
 
 
-def digested(feed: Feed, inputs: Inputs) -> DigestedFeed:
-    """Return `feed` with the digests of its samples."""
-    return (DigestedWhole if isinstance(feed, WholeFeed) else DigestedFeed)(feed, inputs)
-
-
 def sample_digests(feed: Feed, inputs: Inputs) -> tuple[int, ...]:
     """Return the digest of each sample in `feed`."""
     if isinstance(feed, DigestedFeed) and feed.inputs == inputs:

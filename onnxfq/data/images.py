@@ -45,7 +45,7 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
     Raises DataError for an unreadable image, and for one that is smaller than the crop.
     """
     color = _color(spec, options)
-    pillow = _pillow()
+    pillow = load_pillow()
     try:
         with open_input(path) as stream, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about colors and sizes that are handled here
@@ -142,7 +142,8 @@ def _size(spec: InputSpec, options: DataOptions) -> tuple[int, int] | None:
     return None if height is None or width is None else (width, height)
 
 
-def _pillow() -> types.ModuleType:
+def load_pillow() -> types.ModuleType:
+    """Return Pillow's module of images. Raises DataError if it is missing."""
     try:
         from PIL import Image
     except ImportError:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
+from functools import partial
 from itertools import chain, islice
 
 from onnxfq.data.apart import Apart, Extents
 from onnxfq.data.batching import rebatch
 from onnxfq.data.digest import sample_digests
-from onnxfq.data.except_samples import Except
 from onnxfq.data.feeds import Feeds
 from onnxfq.data.inputs import Feed, copy_feed, sample_count, samples
+from onnxfq.data.passes import Passes, read_without
 from onnxfq.data.selection import Selection, count_bytes
 from onnxfq.data.stream import FloatOutputs, StreamSamples
 
@@ -117,7 +118,8 @@ class KeptFeeds:
 
         A sample that comes several times is left out, or yielded, each time. Few samples are all yielded.
         """
-        return _Rest(self)
+        source = self.source
+        return Passes(lambda: rebatch(self.withhold(), source.inputs, source.batch))
 
     def held_out(self) -> list[Feed]:
         """Return the unseen samples as feeds, each as often as it came."""
@@ -177,7 +179,8 @@ class KeptFeeds:
         kept = self._selection
         for digest, sample, count in zip(kept.digests, kept.samples, kept.times, strict=True):
             left_out[digest] += count if id(sample) in ids else 0
-        return Except(self.source, left_out) if left_out.total() else self.source
+        without = Passes(partial(read_without, self.source, left_out))
+        return without if left_out.total() else self.source
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
@@ -240,19 +243,6 @@ class KeptFeeds:
         """Yield all feeds; the first complete pass keeps samples."""
         if self._complete:
             source, self._begun = self._begun or self.source, None
-            yield from Except(self.source, self._removed) if self._removed else source
+            yield from read_without(self.source, self._removed) if self._removed else source
             return
         yield from (feed for feed, _ in self._keep() if feed is not None)
-
-
-class _Rest:
-    """The feeds without the unseen samples; each iteration is a pass over the data."""
-
-    lasting = True
-
-    def __init__(self, kept: KeptFeeds) -> None:
-        self._kept = kept
-
-    def __iter__(self) -> Iterator[Feed]:
-        source = self._kept.source
-        return rebatch(self._kept.withhold(), source.inputs, source.batch)

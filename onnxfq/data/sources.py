@@ -18,15 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.data import images as image_files
 from onnxfq.data.arrays import count_samples, cut, read_arrays, single_array
-from onnxfq.data.images import SUFFIXES, image_input, read_image
+from onnxfq.data.images import SUFFIXES, image_input, load_pillow
 from onnxfq.data.inputs import Inputs, samples_open
 from onnxfq.data.options import DataOptions
 from onnxfq.data.validation import check_present, is_array, to_array
 from onnxfq.errors import DataError
 from onnxfq.support.arrays import StoredArray
-from onnxfq.support.confined import run_confined
+from onnxfq.support.confined import MEMORY, call_confined
 from onnxfq.support.user_code import FUNCTION_NAME, faults_of, import_function
+from onnxfq.support.workers import Worker
 
 Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[object] | Callable[[], object]
 """Types accepted as data, see `open_source`."""
@@ -229,9 +231,13 @@ def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> So
             f"give a multiple of {step}"
         )
 
+    load_pillow()
+
     def pieces() -> Iterator[Piece]:
-        images = run_confined(
-            lambda: (read_image(path, spec, reading.options) for path in paths),
+        images = call_confined(
+            _image_worker(),
+            "read_image",
+            ((path, spec, reading.options) for path in paths),
             DataError,
             f"the images of {name}",
             "remove the one that does it",
@@ -244,6 +250,16 @@ def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> So
             yield Piece({spec.name: np.concatenate([image for image, _ in read])}, "\n".join(notes))
 
     return Source(name, pieces(), len(paths) // step, images=True)
+
+
+_workers: list[Worker] = []
+
+
+def _image_worker() -> Worker:
+    """Return the process that reads images, which all passes share."""
+    if not _workers or _workers[0].ended:
+        _workers[:] = [Worker(image_files.__file__, MEMORY)]
+    return _workers[0]
 
 
 # Arrays in memory

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxfq.data.digest import DataDigest, DigestedFeed, digested
-from onnxfq.data.inputs import Feed, Inputs, InputSpec, sample_count, samples
+from onnxfq.data.digest import DataDigest, DigestedFeed, DigestedWhole
+from onnxfq.data.inputs import Feed, Inputs, InputSpec, WholeFeed, sample_count, samples
 from onnxfq.data.validation import Notes
 from onnxfq.errors import DataError
 
@@ -30,7 +30,7 @@ class Survey:
 
     def add(self, feed: Feed) -> DigestedFeed:
         """Add the samples of `feed`; return it with their digests."""
-        digested_feed = digested(feed, self._inputs)
+        digested_feed = (DigestedWhole if isinstance(feed, WholeFeed) else DigestedFeed)(feed, self._inputs)
         for sample, digest in zip(samples(feed, self._inputs), digested_feed.digests, strict=True):
             self.digest = self.digest.plus(digest)
             if digest in self._seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import importlib.util
 import logging
 from array import array
 from collections.abc import Iterable, Iterator
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from onnxfq.errors import DataError, RuntimeLibraryError
-from onnxfq.support.confined import run_confined
+from onnxfq.support.confined import MEMORY, call_confined
 from onnxfq.support.reading import open_input, read_bytes
 from onnxfq.support.readings import reading
 from onnxfq.support.records import join_lines, read_json
+from onnxfq.support.workers import Worker
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +104,10 @@ class TextTokens:
     def __init__(self, folder: Path) -> None:
         """Read `tokenizer.json`. Raises DataError without one, RuntimeLibraryError without tokenizers."""
         self._path = folder / "tokenizer.json"
-        try:
-            import tokenizers
-        except ImportError:
+        if importlib.util.find_spec("tokenizers") is None:
             raise RuntimeLibraryError(
                 'texts need tokenizers; `pip install "onnxfq[text]"`, or give token numbers as .npz'
-            ) from None
+            )
         try:
             self._content = read_bytes(self._path, _MOST_TOKENIZER).decode("utf-8")
         except (OSError, UnicodeDecodeError) as fault:
@@ -115,7 +115,6 @@ class TextTokens:
                 f"cannot read the tokenizer {self._path}: {getattr(fault, 'strerror', None) or fault}; give "
                 "token numbers as .npz"
             ) from None
-        self._parse = tokenizers.Tokenizer.from_str
 
     def windows(self, texts: Iterable[str], length: int) -> Iterator[list[int]]:
         """Yield runs of at most `length` tokens of the texts, one after the other; the last may be shorter.
@@ -123,24 +122,21 @@ class TextTokens:
         A text begins with what the tokenizer puts in front of it, such as a beginning of sequence. Raises
         DataError if the tokenizer fails, or takes too long or too much memory.
         """
-        remedy = "export the folder again, or give token numbers as .npz"
-        what = f"cannot read the tokenizer {self._path}"
         waiting = array("q")
-        for content in run_confined(lambda: self._encode(texts), DataError, what, remedy):
-            waiting += content
-            whole = len(waiting) - len(waiting) % length
-            for start in range(0, whole, length):
-                yield waiting[start : start + length].tolist()
-            del waiting[:whole]
+        with Worker(str(Path(__file__).with_name("tokenizer.py")), MEMORY) as worker:
+            own = next(self._call(worker, "open_tokenizer", [self._content]))
+            if own:
+                log.warning(f"the tokenizer {self._path} has its own {' and '.join(own)}, which is off here")
+            for tokens in self._call(worker, "encode", texts):
+                waiting += tokens
+                whole = len(waiting) - len(waiting) % length
+                for start in range(0, whole, length):
+                    yield waiting[start : start + length].tolist()
+                del waiting[:whole]
         if len(waiting) > 1:  # one token predicts nothing
             yield waiting.tolist()
 
-    def _encode(self, texts: Iterable[str]) -> Iterator[array[int]]:
-        tokenizer = self._parse(self._content)
-        own = [name for name in ("truncation", "padding") if getattr(tokenizer, name) is not None]
-        if own:
-            log.warning("the tokenizer %s has its own %s, which is off here", self._path, " and ".join(own))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        for text in texts:
-            yield array("q", tokenizer.encode(text).ids)
+    def _call(self, worker: Worker, name: str, given: Iterable[str]) -> Iterator[Any]:
+        what = f"cannot read the tokenizer {self._path}"
+        remedy = "export the folder again, or give token numbers as .npz"
+        return call_confined(worker, name, ((text,) for text in given), DataError, what, remedy)

@@ -110,7 +110,9 @@ def fit_shape(array: NDArray[Any], spec: InputSpec, where: str) -> None:
         hint = layout_hint(spec.shape, array.shape)
         if not hint and fixed is not None and _takes(spec.shape[1:], array.shape[1:]):
             hint = f"the model takes {fixed} samples a run; give a multiple of {fixed} {where}"
-        raise DataError(misfit(spec, array, hint or f"its shape must fit {where}{_resize_hint(spec, array)}"))
+        images = "; give images as files, which are resized (--resize, --color), or arrays of that shape"
+        rule = f"its shape must fit {where}{images if array.ndim == 4 else ''}"
+        raise DataError(misfit(spec, array, hint or rule))
 
 
 def rank_hint(spec: InputSpec, array: NDArray[Any] | StoredArray) -> str:
@@ -124,13 +126,6 @@ def rank_hint(spec: InputSpec, array: NDArray[Any] | StoredArray) -> str:
         return "; it is one sample: use array[None]"
     fits = math.prod(array.shape[1:]) == math.prod(size or 0 for size in wanted)
     return f"; use array.reshape(-1, {', '.join(map(str, wanted))})" if array.shape and fits else ""
-
-
-def _resize_hint(spec: InputSpec, array: NDArray[Any]) -> str:
-    """Return what makes images of another size or number of channels fit; "" for other inputs."""
-    if spec.shape is None or array.ndim != 4:
-        return ""
-    return "; give images as files, which are resized (--resize, --color), or arrays of that shape"
 
 
 def layout_hint(want: Shape, got: Shape) -> str:

@@ -29,10 +29,6 @@ def _clip(given: Sequence[Bounds]) -> Bounds:
     return min(max(low, least), most), max(min(high, most), least)
 
 
-def _absolute(given: Sequence[Bounds]) -> Bounds:
-    return 0.0, max(map(abs, given[0]))
-
-
 _KEPT = DATA_MOVEMENT | set("Cast Dropout GatherElements GatherND GlobalAveragePool GlobalMaxPool".split())
 _KEPT |= {"ReduceMax", "ReduceMean", "ReduceMin", "Resize", "ReverseSequence", "TopK", "Upsample"}
 
@@ -51,7 +47,7 @@ _RULES: dict[str, Callable[[Sequence[Bounds]], Bounds]] = {
     **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax"), lambda given: (0.0, 1.0)),
     **dict.fromkeys(("Cos", "Erf", "Sin", "Softsign", "Tanh"), lambda given: (-1.0, 1.0)),
     **dict.fromkeys(("Exp", "Softplus", "Sqrt"), lambda given: (0.0, math.inf)),
-    "Abs": _absolute,
+    "Abs": lambda given: (0.0, max(map(abs, given[0]))),
     "Add": _add,
     "AveragePool": lambda given: _hull([given[0], (0.0, 0.0)]),  # padding may count as 0
     "Clip": _clip,

@@ -5,8 +5,6 @@ Exporters for ONNX Runtime write them, such as onnxruntime-genai's; ONNX's own t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import onnx
 
 from onnxfq.graph.external.sizes import is_small
@@ -46,15 +44,15 @@ _LARGEST = 2**31 - 1
 
 def hide_runtime_operators(proto: onnx.ModelProto) -> None:
     """Move the operators of `proto` that only ONNX Runtime has to another domain, in place."""
-    for owner, stated in _owners(proto):
-        opset = min(max(stated, 0), _LARGEST)
-        found = [n for n in list_nodes(owner) if n.op_type in RUNTIME_OPS and n.domain in STANDARD_DOMAINS]
+    for owner in (proto, *proto.functions):
+        opset = min(max(default_opset(owner), 0), _LARGEST)
+        nodes = list_nodes(proto.graph if owner is proto else owner)
+        found = [n for n in nodes if n.op_type in RUNTIME_OPS and n.domain in STANDARD_DOMAINS]
         hidden = [n for n in found if not onnx.defs.has(n.op_type, max_inclusive_version=opset)]
         for node in hidden:
             node.domain = _HIDDEN
         if hidden:
-            imports = proto.opset_import if isinstance(owner, onnx.GraphProto) else owner.opset_import
-            imports.append(onnx.helper.make_opsetid(_HIDDEN, 1))
+            owner.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
 
 
 def show_runtime_operators(proto: onnx.ModelProto) -> None:
@@ -63,10 +61,3 @@ def show_runtime_operators(proto: onnx.ModelProto) -> None:
         if node.domain == _HIDDEN:
             node.domain = ""
     remove_domain(proto, _HIDDEN)
-
-
-def _owners(proto: onnx.ModelProto) -> Iterable[tuple[onnx.GraphProto | onnx.FunctionProto, int]]:
-    """Yield the graph and the local functions of `proto` with their ai.onnx versions."""
-    yield proto.graph, default_opset(proto)
-    for function in proto.functions:
-        yield function, default_opset(function)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,12 @@ Numbers = list[int | None]
 """None: a number that depends on data or on an open size."""
 
 _MANY = 64
-_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
-    "Add": lambda a, b: a + b,
-    "Sub": lambda a, b: a - b,
-    "Mul": lambda a, b: a * b,
+_ARITHMETIC: dict[str, Callable[[int, int], int | None]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    # ONNX does not define the rounding of a negative quotient.
+    "Div": lambda a, b: a // b if a >= 0 and b > 0 else None,
 }
 
 
@@ -48,7 +51,7 @@ def read_slice(node: gs.Node) -> tuple[int, int, int] | None:
 def _operands(tensor: gs.Tensor) -> list[gs.Tensor]:
     """Return the operands that the elements of `tensor` are calculated from."""
     node = tensor.inputs[0] if tensor.inputs and not isinstance(tensor, gs.Constant) else None
-    return list(node.inputs) if node is not None and node.op in ("Div", *_ARITHMETIC, *_RULES) else []
+    return list(node.inputs) if node is not None and node.op in _RULES else []
 
 
 def _evaluate(tensor: gs.Tensor, given: list[Numbers | None]) -> Numbers | None:
@@ -63,11 +66,9 @@ def _evaluate(tensor: gs.Tensor, given: list[Numbers | None]) -> Numbers | None:
     if node.op == "Shape" and not node.attrs:
         shape = node.inputs[0].shape
         return None if shape is None else [size if isinstance(size, int) else None for size in shape]
-    if node.op not in _RULES and node.op not in ("Div", *_ARITHMETIC):
+    if node.op not in _RULES or any(numbers is None for numbers in given):
         return None
-    if any(numbers is None for numbers in given):
-        return None
-    numbers = _RULES.get(node.op, _calculate_elements)(node, given)
+    numbers = _RULES[node.op](node, given)
     return None if numbers is None or len(numbers) > _MANY else numbers
 
 
@@ -77,15 +78,9 @@ def _calculate_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
         return None
     left, right = (numbers * size if len(numbers) == 1 else numbers for numbers in given)
     return [
-        None if a is None or b is None else _result(node.op, a, b) for a, b in zip(left, right, strict=True)
+        None if a is None or b is None else _ARITHMETIC[node.op](a, b)
+        for a, b in zip(left, right, strict=True)
     ]
-
-
-def _result(op: str, a: int, b: int) -> int | None:
-    if op != "Div":
-        return _ARITHMETIC[op](a, b)
-    # ONNX does not define the rounding of a negative quotient.
-    return a // b if a >= 0 and b > 0 else None
 
 
 def _gather_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
@@ -110,16 +105,10 @@ def _cut(node: gs.Node, given: list[Any]) -> Numbers | None:
     return list(given[0][given[1][0] : given[2][0]])
 
 
-def _join_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
-    return [number for numbers in given for number in numbers]
-
-
 _RULES: dict[str, Callable[[gs.Node, list[Any]], Numbers | None]] = {
-    "Cast": _keep_elements,
-    "Concat": _join_elements,
+    **dict.fromkeys(_ARITHMETIC, _calculate_elements),
+    **dict.fromkeys(("Cast", "Identity", "Squeeze", "Unsqueeze"), _keep_elements),
+    "Concat": lambda node, given: [number for numbers in given for number in numbers],
     "Gather": _gather_elements,
-    "Identity": _keep_elements,
     "Slice": _cut,
-    "Squeeze": _keep_elements,
-    "Unsqueeze": _keep_elements,
 }

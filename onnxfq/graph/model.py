@@ -99,37 +99,20 @@ class Model:
     def graph(self) -> gs.Graph:
         """Return a new graphsurgeon graph to read or edit; weights stay in the proto."""
         graph = gs.import_onnx(self.proto)
-        if any(_has_other_values(one) for one in list_graphs(self.proto.graph)):
-            _clear_types(graph)
-        _drop_empty_lists(graph)
+        for one in list_graphs(graph):
+            # graphsurgeon 0.6.1 gives sequences the type of their elements and optionals a protobuf message,
+            # and cannot export an attribute that is an empty list; exporting restores all of these.
+            for tensor in one.tensors().values():
+                if isinstance(tensor, gs.Variable) and tensor.type != "tensor_type":
+                    tensor.dtype = tensor.shape = None
+            for attributes in (node.attrs for node in one.nodes if node.attrs):
+                for name in [n for n, value in attributes.items() if isinstance(value, list) and not value]:
+                    del attributes[name]
         return graph
 
     def with_graph(self, graph: gs.Graph) -> Model:
         """Return this model with the edited `graph`."""
         return replace(self, proto=export_graph(graph, self.proto))
-
-
-def _drop_empty_lists(graph: gs.Graph) -> None:
-    """Remove attributes that are empty lists, which graphsurgeon cannot export; exporting restores them."""
-    for node in (node for one in list_graphs(graph) for node in one.nodes if node.attrs):
-        for name in [name for name, value in node.attrs.items() if isinstance(value, list) and not value]:
-            del node.attrs[name]
-
-
-def _has_other_values(graph: onnx.GraphProto) -> bool:
-    """Tell whether `graph` declares a value that is not a tensor."""
-    values = (*graph.input, *graph.output, *graph.value_info)
-    return any(value.type.WhichOneof("value") != "tensor_type" for value in values)
-
-
-def _clear_types(graph: gs.Graph) -> None:
-    """Remove dtype and shape from values that are not tensors; exporting restores their types.
-
-    graphsurgeon 0.6.1 gives a sequence the type of its elements, and an optional a protobuf message.
-    """
-    for tensor in (tensor for one in list_graphs(graph) for tensor in one.tensors().values()):
-        if isinstance(tensor, gs.Variable) and tensor.type != "tensor_type":
-            tensor.dtype = tensor.shape = None
 
 
 def default_opset(proto: onnx.ModelProto) -> int:
@@ -216,7 +199,9 @@ def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.T
         node.CopyFrom(source)
         node.input[:], node.output[:] = edited.input, edited.output
         if len(node.input) == len(source.input):  # a state led through a Loop moves what is scanned
-            _rename_shards(node, dict(zip(source.input, node.input, strict=True)))
+            names = dict(zip(source.input, node.input, strict=True))
+            for shard in (one for told in node.device_configurations for one in told.sharding_spec):
+                shard.tensor_name = names.get(shard.tensor_name, shard.tensor_name)
         made = {attribute.name: attribute.g for attribute in edited.attribute}
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
@@ -242,13 +227,6 @@ def _restore_notes_on_ranges(graph: onnx.GraphProto, like: onnx.GraphProto) -> l
     graph.quantization_annotation.extend(kept)
     named = {entry.value for note in kept for entry in note.quant_parameter_tensor_names}
     return [tensor for tensor in like.initializer if tensor.name in named]
-
-
-def _rename_shards(node: onnx.NodeProto, names: dict[str, str]) -> None:
-    """Update the device configurations of `node` to the tensors that it reads now."""
-    for configuration in node.device_configurations:
-        for shard in configuration.sharding_spec:
-            shard.tensor_name = names.get(shard.tensor_name, shard.tensor_name)
 
 
 _NUMBERS = {

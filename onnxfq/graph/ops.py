@@ -232,6 +232,4 @@ def find_summed_channels(node: gs.Node, slot: int) -> int | None:
 
 
 def _gemm_summed_axis(node: gs.Node, slot: int) -> int:
-    if slot == 0:
-        return 0 if node.attrs.get("transA", 0) else 1
-    return 1 if node.attrs.get("transB", 0) else 0
+    return int(bool(node.attrs.get("transB" if slot else "transA", 0)) == bool(slot))

@@ -16,7 +16,7 @@ from onnxfq.interchange.aimet.read import is_aimet, read_aimet
 from onnxfq.interchange.aimet.write import write_0_6_1, write_1_0_0, write_2_0_0
 from onnxfq.interchange.external import ExternalEncodings, WrittenEncodings
 from onnxfq.interchange.onnxruntime import is_overrides, is_ranges, read_overrides, read_ranges
-from onnxfq.interchange.tensorrt_cache import is_cache, read_cache, write_cache
+from onnxfq.interchange.tensorrt_cache import read_cache, write_cache
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import join_lines, read_json
 
@@ -83,7 +83,7 @@ def read_given(file: ExternalEncodingsFile) -> ExternalEncodings:
         raise PlanError(f"{source} is not text, and {_list_formats()} are{_JSON_OF_THREE}") from None
     except OSError as fault:
         raise PlanError(f"cannot read {source}: {fault.strerror or fault}; check the path") from None
-    if is_cache(text):
+    if text.startswith("TRT-"):  # a calibration cache
         return read_cache(text, source)
     try:
         content = read_json(text)

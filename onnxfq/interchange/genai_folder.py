@@ -159,11 +159,9 @@ class GenaiFolder:
         width = self.config.decoder.hidden_size
         if width is not None and found < width:
             log.warning(
-                "%s has %d different tokens, fewer than the %d numbers of hidden_size: other texts may lose "
-                "by weights that are rounded for these; give more texts, or --rounding nearest",
-                data,
-                found,
-                width,
+                f"{data} has {found} different tokens, fewer than the {width} numbers of hidden_size: other "
+                "texts may lose by weights that are rounded for these; give more texts, or --rounding "
+                "nearest"
             )
 
     def _feed(self, specs: tuple[InputSpec, ...], tokens: Sequence[int]) -> Feed:

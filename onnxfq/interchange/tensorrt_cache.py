@@ -35,11 +35,6 @@ DEFAULT_HEADER = "TRT-101300-EntropyCalibration2"
 _HEX = re.compile(r"[0-9a-fA-F]{8}|0")
 
 
-def is_cache(text: str) -> bool:
-    """Tell whether `text` begins like a calibration cache."""
-    return text.startswith("TRT-")
-
-
 def read_cache(text: str, source: str) -> ExternalEncodings:
     """Return the scales of a calibration cache, all of them int8, symmetric and per tensor.
 

@@ -66,7 +66,6 @@ def quantize_array(
     dtype: object = "int8",
     symmetric: bool = False,
     axis: int | None = None,
-    fractional_zero_point: bool = False,
 ) -> QuantizedArray:
     """Return the integers of x, with scale and zero point; without a given scale, of the range of x.
 
@@ -78,7 +77,6 @@ def quantize_array(
         dtype: integer dtype of the result, of NumPy or torch, or its name.
         symmetric: zero point 0.
         axis: the axis with one scale per index; None for one scale.
-        fractional_zero_point: leave the zero point of the range as it is, instead of rounding it.
 
     Raises SpecError for a dtype that is not an integer, and for a parameter that breaks its rule.
     """
@@ -93,8 +91,7 @@ def quantize_array(
         qtype = qtype_of_integers(limits.min, limits.max)
         scale, _ = choose_qparams(low, high, qtype, symmetric, ParamRules(fractional_zero_point=True))
         # In float64: a zero point of uint32 exceeds the int32 of `choose_qparams`.
-        zeros = limits.min - np.minimum(low, 0) / scale.astype(np.float64)
-        zeros = np.float32(zeros) if fractional_zero_point else np.rint(zeros)
+        zeros = np.rint(limits.min - np.minimum(low, 0) / scale.astype(np.float64))
         zero_point = np.zeros_like(scale) if symmetric else np.clip(zeros, limits.min, limits.max)
     scales, zeros = check_scale(_array(scale)), numbers(_array(zero_point), "zero_point")
     is_whole = np.array_equal(zeros, np.floor(zeros))

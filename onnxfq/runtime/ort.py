@@ -63,10 +63,9 @@ def keep_from_ending(proto: onnx.ModelProto) -> dict[str, Any]:
     if not reads:
         return {}
     log.warning(
-        "tensor %r is behind a pair and a %s, and a body reads it: ONNX Runtime ends a process that loads "
-        "this with its optimizations; here it runs without QDQPropagationTransformer",
-        reads[0].move.output[0],
-        reads[0].move.op_type,
+        f"tensor {reads[0].move.output[0]!r} is behind a pair and a {reads[0].move.op_type}, and a body "
+        "reads it: ONNX Runtime ends a process that loads this with its optimizations; here it runs without "
+        "QDQPropagationTransformer"
     )
     return {"disabled_optimizers": ["QDQPropagationTransformer"]}
 
@@ -75,9 +74,8 @@ def keep_from_ending(proto: onnx.ModelProto) -> dict[str, Any]:
 def _note(threads: int) -> None:
     """Say it once."""
     log.warning(
-        "onnxruntime runs on 1 thread instead of %d: the limits of this process (`ulimit -v`, `-d`, `-u`) "
-        "leave no room for more",
-        threads,
+        f"onnxruntime runs on 1 thread instead of {threads}: the limits of this process (`ulimit -v`, `-d`, "
+        "`-u`) leave no room for more"
     )
 
 

@@ -230,10 +230,8 @@ def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tu
         where = f"{place} was not taken: " if place else ""
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
         log.warning(
-            "%sthe calibration data gave no finite value to tensor %r%s; nodes that need it stay in float",
-            where,
-            tensors[0],
-            more,
+            f"{where}the calibration data gave no finite value to tensor {tensors[0]!r}{more}; nodes that "
+            "need it stay in float"
         )
     return absent
 
@@ -308,12 +306,9 @@ def _tell_dead_groups(plan: Plan, statistics: Statistics) -> None:
     if dead:
         first, channels = next(iter(dead.items()))
         log.warning(
-            "%d of %d channels and blocks of activations had no value but 0 (%s of %r%s); their scale is 1",
-            sum(found.size for found in dead.values()),
-            total,
-            _format_channels(channels),
-            first,
-            f", and of {len(dead) - 1} more tensors" * (len(dead) > 1),
+            f"{sum(found.size for found in dead.values())} of {total} channels and blocks of activations "
+            f"had no value but 0 ({_format_channels(channels)} of "
+            f"{first!r}{f', and of {len(dead) - 1} more tensors' * (len(dead) > 1)}); their scale is 1"
         )
 
 
@@ -355,11 +350,8 @@ def _tell_dead_channels(placement: Placement, rmin: NDArray[np.float64], rmax: N
     if granularity.axis is None or granularity.block_size is not None or not dead.size:
         return
     log.warning(
-        "weight %r: %d of %d channels are all zero (%s); their scale is 1",
-        placement.tensor,
-        dead.size,
-        rmin.size,
-        _format_channels(dead),
+        f"weight {placement.tensor!r}: {dead.size} of {rmin.size} channels are all zero "
+        f"({_format_channels(dead)}); their scale is 1"
     )
 
 

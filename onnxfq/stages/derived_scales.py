@@ -115,11 +115,8 @@ def _warn_saturated(encoding: Encoding, values: NDArray[np.float32]) -> None:
     beyond = int((steps > encoding.spec.qtype.qmax).sum())
     if beyond:
         log.warning(
-            "bias %r: %d of %d values are outside %s at the scale of its products, and saturate",
-            encoding.tensor,
-            beyond,
-            steps.size,
-            encoding.spec.qtype,
+            f"bias {encoding.tensor!r}: {beyond} of {steps.size} values are outside {encoding.spec.qtype} at "
+            "the scale of its products, and saturate"
         )
 
 

@@ -117,10 +117,8 @@ def collect_statistics(
             )
         if left:
             log.warning(
-                "%d of %d tensors are observed in one more pass over the data, to keep to %g MB",
-                len(left),
-                len(tensors),
-                options.memory / (1 << 20),
+                f"{len(left)} of {len(tensors)} tensors are observed in one more pass over the data, to keep "
+                f"to {options.memory / (1 << 20):g} MB"
             )
             waiting.insert(0, _with_placements(plan, left))
         number, done, data = number + 1, observed.feeds, observed.data
@@ -209,10 +207,8 @@ def _divide(plan: Plan, observed: list[Observed], device: Device) -> list[Plan]:
         used += size
     if len(parts) > 1:
         log.warning(
-            "%d tensors are observed in %d passes over the data, to keep to %g MB of the GPU",
-            len(plan.activations),
-            len(parts),
-            2 * room / (1 << 20),
+            f"{len(plan.activations)} tensors are observed in {len(parts)} passes over the data, to keep to "
+            f"{2 * room / (1 << 20):g} MB of the GPU"
         )
     return [_with_placements(plan, part) for part in parts]
 
@@ -223,11 +219,8 @@ def _tell_large(observed: list[Observed], options: ObserveOptions) -> None:
         size = sum(kind.memory(one) for kind in kinds_of(one))
         if one.shape is not None and size > options.memory // 2:
             log.warning(
-                "tensor %r has %d groups, whose histograms take about %d MB, above the limit of "
-                "observing; larger blocks take less",
-                one.tensor,
-                one.groups,
-                size >> 20,
+                f"tensor {one.tensor!r} has {one.groups} groups, whose histograms take about {size >> 20} "
+                "MB, above the limit of observing; larger blocks take less"
             )
 
 

@@ -9,7 +9,7 @@ from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
-from onnxfq.graph.model import Model, list_nodes
+from onnxfq.graph.model import Model
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.placement.masked_scores import find_floors, raise_floors
 from onnxfq.support.plurals import name_first
@@ -44,23 +44,17 @@ def middle_sqnr_db(
 
     None for those not looked at, and for a low one of a Softmax.
     """
-    name = placement.tensor
-    if not _is_calibrated(placement) or name not in statistics.tensors or name not in encodings:
+    name, is_fixed = placement.tensor, placement.observes_channels or placement.calibrator.is_fixed
+    if placement.spec.dynamic or is_fixed or name not in statistics.tensors or name not in encodings:
         return None
     encoding, middle = encodings[name], middle_half(Density.from_statistics(statistics[name]))
     if encoding.param_shape or not middle.counts.size:
         return None
     scale, zero_point = float(encoding.scale), float(encoding.zero_point)
     sqnr_db = ratio_db(middle.power, estimate_noise(middle, scale, zero_point, encoding.spec.qtype))
-    return None if sqnr_db < KEPT_DB and _is_probability(model, name) else sqnr_db
-
-
-def _is_probability(model: Model, tensor: str) -> bool:
-    return any(tensor in node.output for node in list_nodes(model.proto.graph) if node.op_type == "Softmax")
-
-
-def _is_calibrated(placement: Placement) -> bool:
-    return not (placement.spec.dynamic or placement.observes_channels or placement.calibrator.is_fixed)
+    maker = model.index.makers.get(name)
+    is_probability = maker is not None and maker.op_type == "Softmax"
+    return None if sqnr_db < KEPT_DB and is_probability else sqnr_db
 
 
 def warn_zeroed_values(model: Model, plan: Plan, statistics: Statistics, encodings: Encodings) -> None:
@@ -70,8 +64,7 @@ def warn_zeroed_values(model: Model, plan: Plan, statistics: Statistics, encodin
         return
     named = [f"{name!r} {sqnr_db:.1f} dB" for name, sqnr_db in lost.items()]
     log.warning(
-        "the ranges of %d activation(s) lose the typical values, of which most become 0 (SQNR of the middle "
-        "half: %s); leave them in float with an override, or take 16 bits or float8",
-        len(lost),
-        name_first(named, _LISTED),
+        f"the ranges of {len(lost)} activation(s) lose the typical values, of which most become 0 (SQNR of "
+        f"the middle half: {name_first(named, _LISTED)}); leave them in float with an override, or take 16 "
+        "bits or float8"
     )

@@ -29,9 +29,6 @@ def attempt(what: str, change: Callable[[], Result], otherwise: Callable[[], Res
         raise
     except Exception as fault:
         log.warning(
-            "%s is left out, because it failed: %s (%s)",
-            what,
-            type(fault).__name__,
-            join_lines(fault)[:120],
+            f"{what} is left out, because it failed: {type(fault).__name__} ({join_lines(fault)[:120]})"
         )
         return otherwise()

@@ -124,7 +124,14 @@ def check_folder(path: Path) -> None:
         raise OutputError(
             f"{path} is the current folder, which cannot be replaced as a whole; give a new one"
         )
-    check_writable(path / "any" if path.exists() else path)
+    check_place(path)
+
+
+def check_place(folder: Path) -> None:
+    """Raise OutputError if `folder` can neither be created nor written to."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"cannot write into {folder}: it is a file; give a folder")
+    check_writable(folder / "any" if folder.exists() else folder)
 
 
 @contextmanager
@@ -138,13 +145,11 @@ def make_folder(path: str | Path | None) -> Iterator[Path | None]:
         yield None
         return
     folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"cannot write into {folder}: it is a file; give a folder")
     if not folder.exists() and folder.suffix == ".onnx":
         raise OutputError(
             f"several models are written into a folder, and {folder} names a file; give a folder"
         )
-    check_writable(folder / "any" if folder.exists() else folder)
+    check_place(folder)
     with make_parents(folder / "any"):
         yield folder
 

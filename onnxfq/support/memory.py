@@ -16,8 +16,8 @@ _GROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 """Limits of a container: cgroup v2, cgroup v1."""
 
 
-def limit_memory(process: int = 0) -> None:
-    """Let a process and its children allocate what is free now, each at most; Linux only.
+def limit_memory(process: int = 0, most: int | None = None) -> None:
+    """Let a process and its children allocate what is free now, each at most, and `most` bytes; Linux only.
 
     A model of some bytes, a Loop or a Range for example, may make any number of gigabytes. With the limit an
     allocation fails, and the error names the node; without it the system ends this process or another one.
@@ -25,23 +25,18 @@ def limit_memory(process: int = 0) -> None:
 
     Args:
         process: its number; 0 for this one.
+        most: bytes; None for no other bound.
     """
     free = free_memory()
-    if free is not None:
-        limit_data(max(free, _LEAST), process)
-
-
-def limit_data(most: int, process: int = 0) -> None:
-    """Let this process, or on Linux a child of it, allocate `most` bytes; a lower limit of this one stays."""
+    if free is None:
+        return
     import resource  # POSIX only
 
+    bound = max(min(free, most or free), _LEAST)
     now, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if now != resource.RLIM_INFINITY:
-        most = min(now, most)
-    if process:
-        resource.prlimit(process, resource.RLIMIT_DATA, (most, hard))
-    else:
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        bound = min(now, bound)
+    resource.prlimit(process, resource.RLIMIT_DATA, (bound, hard))
 
 
 def check_limits() -> None:

@@ -14,12 +14,11 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import IO, Any
 
 from onnxfq.errors import join_lines
 from onnxfq.support import serving
 from onnxfq.support.children import python_command, python_environment
-from onnxfq.support.confined import describe_end
 from onnxfq.support.memory import limit_memory
 
 _SERVE = "import runpy, sys; runpy.run_path(sys.argv[1])['serve'](*sys.argv[2:])"
@@ -46,11 +45,12 @@ class Worker:
     first call that takes too long.
     """
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, most: int | None = None) -> None:
         """Start the process.
 
         Args:
-            file: defines the functions, and imports nothing of this package, which would take longer.
+            file: defines the functions; what it imports of this package takes a part of a second.
+            most: bytes that the process may allocate; None for what is free.
         """
         self.seconds = 0.0
         """Time that calls took in the process, without the way of their arguments and results."""
@@ -61,7 +61,7 @@ class Worker:
         _open.add(self)
         started: Future[subprocess.Popen[bytes]] = Future()
         # The kernel ends a process with the thread that started it: that one waits for its end.
-        self._reader = threading.Thread(target=self._read, args=(file, started), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(file, most, started), daemon=True)
         self._reader.start()
         self._process = started.result()
         atexit.register(self.close)
@@ -90,6 +90,10 @@ class Worker:
 
         Raises WorkerFault for whatever the function raises or the process ends with.
         """
+        return self.wait(self.begin(name, *given), seconds)
+
+    def begin(self, name: str, *given: Any) -> Future[Any]:
+        """Ask as `ask` does, and return what the result will be in."""
         reply: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -98,6 +102,10 @@ class Worker:
                 self._send((number, name, given))
         if self.ended:
             self._fail()
+        return reply
+
+    def wait(self, reply: Future[Any], seconds: float) -> Any:
+        """Return the result of a call that `begin` began. Raises WorkerFault as `ask` does."""
         try:
             return reply.result(seconds)
         except LateError:
@@ -112,7 +120,7 @@ class Worker:
         except OSError:
             self._reader.join()  # the process has ended, and the reader tells how
 
-    def _read(self, file: str, started: Future[subprocess.Popen[bytes]]) -> None:
+    def _read(self, file: str, most: int | None, started: Future[subprocess.Popen[bytes]]) -> None:
         """Start the process, hand replies to those who wait for them, and tell how it ended."""
         words = python_command(_SERVE, serving.__file__, file, str(os.getpid()))
         with tempfile.TemporaryFile() as printed:
@@ -128,7 +136,7 @@ class Worker:
             except OSError as error:
                 started.set_exception(error)
                 return
-            limit_memory(process.pid)
+            limit_memory(process.pid, most)
             started.set_result(process)
             assert process.stdin is not None and process.stdout is not None
             try:
@@ -143,7 +151,7 @@ class Worker:
                 self.ended = self.ended or f"sent what cannot be read: {join_lines(str(fault))}"
             _kill(process)
             code = process.wait()
-            self.ended = self.ended or describe_end(code, printed)
+            self.ended = self.ended or _describe_end(code, printed)
         self._fail()
         process.stdout.close()
         with suppress(OSError):  # a request that it did not read
@@ -154,6 +162,14 @@ class Worker:
             reply = self._waiting.pop(number, None)
             if reply is not None:
                 reply.set_exception(WorkerFault("", self.ended))
+
+
+def _describe_end(code: int, printed: IO[bytes]) -> str:
+    """Return how a process ended, by its return code, and what it `printed` last, as of short memory."""
+    printed.seek(0)
+    last = printed.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    return f"{how} ({join_lines(last)[:150]})" if last else how
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

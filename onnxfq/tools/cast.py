@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -168,7 +168,9 @@ def _prepare(
 ) -> tuple[onnx.ModelProto, str]:
     """Return the model at an opset whose operators have the types, with all types known, and a note."""
     model = inputs.model
-    if not any(_float_tensors(model.proto)):
+    index = GraphIndex.of_model(model.proto)
+    made = (name for node in index.nodes for name in node.output)
+    if not any(index.types.get(name) == TensorProto.FLOAT for name in made):
         raise ModelError(f"{model.source} has no operator on float32 to cast; give a float model")
     used = {floats.name, overflow} - {"fp32"}
     has_pairs = any(node.op_type in QDQ_OPS for node in model.proto.graph.node)
@@ -180,12 +182,6 @@ def _prepare(
     proto.metadata_props.add(key=TARGET_KEY, value=DEFAULT_TARGET)
     raised, note = raise_opset(proto, lowest, model.source)
     return with_float_type(with_all_types(raised), floats.name), note
-
-
-def _float_tensors(proto: onnx.ModelProto) -> Iterator[str]:
-    index = GraphIndex.of_model(proto)
-    for node in index.nodes:
-        yield from (name for name in node.output if index.types.get(name) == TensorProto.FLOAT)
 
 
 def _cast_both(

@@ -190,7 +190,8 @@ def _diff_constants(protos: Sequence[onnx.ModelProto], tolerance: float) -> list
     found = []
     for name in sorted((first.keys() & second.keys()) - parameters):
         a, b = (tensor_array(constants[name]).reshape(-1) for constants in (first, second))
-        kinds = [f"{_type(one[name])} {list(one[name].dims)}" for one in (first, second)]
+        given = [one[name] for one in (first, second)]
+        kinds = [f"{onnx.TensorProto.DataType.Name(one.data_type).lower()} {[*one.dims]}" for one in given]
         if kinds[0] != kinds[1]:
             found.append(Difference(tensor=name, what="constant", first=kinds[0], second=kinds[1]))
             continue
@@ -200,10 +201,6 @@ def _diff_constants(protos: Sequence[onnx.ModelProto], tolerance: float) -> list
             what = f"values ({apart.size} of {a.size}, the first)"
             found.append(Difference(tensor=name, what=what, first=values[0], second=values[1]))
     return found
-
-
-def _type(tensor: onnx.TensorProto) -> str:
-    return str(onnx.TensorProto.DataType.Name(tensor.data_type)).lower()
 
 
 def _apart(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> NDArray[np.bool_]:

@@ -27,9 +27,10 @@ def inspect_machine() -> tuple[list[list[str]], list[Outcome]]:
     outcomes += [outcome for tested in on_gpus for outcome in tested]
     # Sessions run on the first GPU.
     is_fit = bool(devices) and not problem and not any(outcome.fault for outcome in on_gpus[0])
+    installed = _installed()
     facts = [
         ["onnxfq", f"{VERSION}, Python {platform.python_version()}, {platform.platform()}"],
-        ["packages", ", ".join(_versions())],
+        ["packages", ", ".join(f"{name} {installed[name]}" for name in _PACKAGES if name in installed)],
         ["onnxruntime", f"{_onnxruntime()}: {', '.join(onnxruntime.get_available_providers())}"],
         ["library", custom_ops_path()],
         ["CUDA kernels", "built" if cuda_built() else "not built: there was no CUDA compiler"],
@@ -70,11 +71,6 @@ def _onnxruntime() -> str:
 def _installed() -> dict[str, str]:
     packages = importlib.metadata.distributions()
     return {one.name.lower().replace("_", "-"): one.version for one in packages if one.name}
-
-
-def _versions() -> list[str]:
-    installed = _installed()
-    return [f"{package} {installed[package]}" for package in _PACKAGES if package in installed]
 
 
 def _gpus() -> tuple[tuple[Gpu, ...], str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxfq.data import DataOptions, Feeds, InputSpec
+from onnxfq.data import DataOptions, Feeds, InputSpec, images, sources
 from onnxfq.data.preprocessor import read_preprocessor
 from onnxfq.errors import DataError
 
@@ -348,12 +348,16 @@ def test_a_bomb_is_refused_before_it_is_decoded(
     (tmp_path / "bomb.png").write_bytes(bomb.getvalue())
     monkeypatch.setattr(Image.Image, "convert", lambda image, mode: os.kill(os.getpid(), 9))
     with pytest.raises(DataError, match="has 9000x8000 pixels, more than 67,108,864; remove it"):
-        read(tmp_path, spec(1, 3, 8, 8))
+        images.read_image(tmp_path / "bomb.png", spec(1, 3, 8, 8)[0], DataOptions(scale=1.0))
 
 
 def test_a_library_that_ends_the_process_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash of the process for images is an error of one line."""
+    """A crash of the process for images is an error of one line, and the next images have a new process."""
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    monkeypatch.setattr(Image.Image, "convert", lambda image, mode: os.kill(os.getpid(), 9))
-    with pytest.raises(DataError, match="the images of .*: its process was ended by signal 9"):
-        read(tmp_path, spec(1, 3, 8, 8))
+    (tmp_path / "crash.py").write_text("import os\ndef read_image(*_): os.kill(os.getpid(), 9)\n")
+    monkeypatch.setattr(sources, "_workers", [])
+    with monkeypatch.context() as changed:
+        changed.setattr(images, "__file__", str(tmp_path / "crash.py"))
+        with pytest.raises(DataError, match="the images of .*: its process was ended by signal 9"):
+            read(tmp_path, spec(1, 3, 8, 8))
+    assert read(tmp_path, spec(1, 3, 8, 8)).shape == (1, 3, 8, 8)

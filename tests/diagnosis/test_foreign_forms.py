@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import Arrays, build
+from builders import Arrays, build, scalars
 from diagnosed_networks import network
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -61,15 +61,12 @@ def qonnx_model(bits: int = 4, narrow: int = 1, scale: float = 1.0, **attributes
             [qb] c = qonnx.custom_op.general.Quant <narrow = 0, signed = 1> (b, bs, zero, many)
             y = Add (m, c) }}""",
         {
-            "s": np.float32(scale * 3 / (2 ** (bits - 1) - 1)),
-            "zero": np.float32(0),
-            "bits": np.float32(bits),
+            **scalars(
+                np.float32, s=scale * 3 / (2 ** (bits - 1) - 1), zero=0, bits=bits, four=4, bs=1e-4, many=24
+            ),
             "w": W,
             "ws": (np.abs(W).max(0, keepdims=True) / 7).astype(np.float32),
-            "four": np.float32(4),
             "b": normal(6, seed=9),
-            "bs": np.float32(1e-4),
-            "many": np.float32(24),
         },
         opset=11,
         **{"qonnx.custom_op.general": 1},
@@ -210,16 +207,14 @@ def test_what_is_passed_over_is_said(form: str) -> None:
         f"""g (float[N,8] x) => (float[N,6] y) {{
             {PAIR.format("x", "x", "s, sz")} m = MatMul (dx, w) r = Relu (m) {behind} }}""",
         {
-            "s": np.float32(30 * 3 / 127),
+            **scalars(np.float32, s=30 * 3 / 127, t=0.02, odd=-0.02),
             "sz": np.int8(0),
-            "w": W,
-            "t": np.float32(0.02),
-            "odd": np.float32(-0.02),
             "tz": np.uint8(0),
+            "two": np.int64(2),
+            "w": W,
             "ts": np.full(6, 0.02, np.float32),
             "tzs": np.zeros(6, np.uint8),
             "yes": np.asarray(True),
-            "two": np.int64(2),
         },
     )
     result = diagnose(proto, data=DATA)

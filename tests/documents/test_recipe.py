@@ -150,20 +150,6 @@ def test_the_reason_of_an_override(tmp_path):
         loaded(tmp_path, "overrides:\n  - {nodes: [a], activations: null, why: small}\n")
 
 
-def test_overrides_combine_field_by_field(tmp_path):
-    """Two overrides of different fields both hold."""
-    recipe = loaded(
-        tmp_path,
-        """
-        overrides:
-          - {op_types: [Conv], activations: {calibrator: minmax}}
-          - {tensors: [x], activations: {qtype: int16}}
-        """,
-    )
-    both = recipe.activation_for("n", "Conv", "x")
-    assert (both.calibrator, both.qtype.name) == ("minmax", "int16")
-
-
 def test_an_override_starts_from_the_files_own_scheme(tmp_path):
     """A block size alone is enough where the file itself says blocked."""
     recipe = loaded(

@@ -8,7 +8,7 @@ from copy import deepcopy
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, Arrays, build, feed_for, planned, stage, tied_embedding, two_branch, weights
+from builders import BUILDERS, Arrays, build, feed_for, planned, stage, tied_embedding, weights
 from onnx import numpy_helper
 
 from onnxfq.errors import PlanError
@@ -164,25 +164,6 @@ def test_a_bias_of_three_convolutions() -> None:
     assert sum("b" in node.input for node in made.graph.node) == 3
     got, want = outputs(proto, one.feed)
     np.testing.assert_array_equal(got[0], want[0])
-
-
-@pytest.mark.parametrize("ir", [3, 8])
-def test_weights_as_inputs_and_as_nodes(ir: int) -> None:
-    """Initializers that are graph inputs, and Constant nodes, give the bits of plain initializers."""
-    proto = two_branch()
-    want = outputs(proto, feed_for(proto))
-    fed, nodes = onnx.ModelProto(), onnx.ModelProto()
-    for made in (fed, nodes):
-        made.CopyFrom(proto)
-    fed.ir_version = ir
-    for tensor in proto.graph.initializer:
-        fed.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    del nodes.graph.initializer[:]
-    for tensor in proto.graph.initializer:
-        nodes.graph.node.insert(0, onnx.helper.make_node("Constant", [], [tensor.name], value=tensor))
-    for made in (fed, nodes):
-        got = outputs(made, feed_for(proto))
-        np.testing.assert_array_equal(got[0][0], want[0][0])
 
 
 def test_equal_weights_keep_their_names() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, scalars, weights
 from detector_heads import PLACES, detector, head
 
 from onnxfq.graph.node_notes import SCOPES_KEY
@@ -253,17 +253,14 @@ def test_rows_of_classes(name: str) -> None:
     """Scores of a last product, and probabilities on the data, have a same top-1; features have none."""
     nodes, has_classes = ROWS[name]
     constants = {
+        "s": np.float32(0.1),
+        "z": np.int8(0),
+        **scalars(np.int64, zero=[0], one=[1], image=[8, 6, 1, 1], positions=[8, 1, 6]),
         "w": weights(6, 6),
         "far": weights(6, 6) * np.float32([1000, 1000, 1000, 1000, 1, 1]),
         "k": weights(6, 6, 1, 1),
         "c": weights(6),
         "v": np.ones(6, np.float32),
-        "s": np.float32(0.1),
-        "z": np.int8(0),
-        "zero": np.int64([0]),
-        "one": np.int64([1]),
-        "image": np.int64([8, 6, 1, 1]),
-        "positions": np.int64([8, 1, 6]),
     }
     proto = build(f"g (float[8,6] x) => (float[8,K] y) {{ {nodes} }}", constants)
     feed = {"x": np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)}

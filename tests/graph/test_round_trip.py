@@ -71,8 +71,9 @@ def test_annotations_survive() -> None:
 
 
 VALUES = {
-    "bfloat16": np.asarray([1, 2.5], ml_dtypes.bfloat16),
     "float16": np.float16([1, 2.5]),
+    "scalar": np.float32(3),
+    "bfloat16": np.asarray([1, 2.5], ml_dtypes.bfloat16),
     "float64": np.float64([1, 2.5]),
     "float8e4m3fn": np.asarray([1, 2.5], ml_dtypes.float8_e4m3fn),
     "float8e4m3fnuz": np.asarray([1, 2.5], ml_dtypes.float8_e4m3fnuz),
@@ -81,7 +82,6 @@ VALUES = {
     "uint4": np.asarray([0, 15, 1], ml_dtypes.uint4),
     "bool": np.asarray([True, False]),
     "string": np.asarray(["a", "b"], object),
-    "scalar": np.float32(3),
     "empty": np.zeros((0, 3), np.float32),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builders import build, feed_for, weights
+from builders import build, feed_for, scalars, weights
 from given_files import by_tensor, file, fitted
 from onnxruntime.quantization import (
     CalibrationDataReader,
@@ -64,14 +64,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "range": {"x": [{"rmin": np.float32(-1.25), "rmax": np.float32(3.0)}]},
     "symmetric uint8": {
-        "x": [
-            {
-                "quant_type": QuantType.QUInt8,
-                "symmetric": True,
-                "rmin": np.float32(-1.2),
-                "rmax": np.float32(3.1),
-            }
-        ]
+        "x": [{**scalars(np.float32, rmin=-1.2, rmax=3.1), "quant_type": QuantType.QUInt8, "symmetric": True}]
     },
     "symmetric int8": {
         "x": [
@@ -87,10 +80,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "ranges of channels": {
         "w1": [
             {
+                **scalars(np.float32, rmin=-e, rmax=e / 2),
                 "quant_type": QuantType.QInt8,
                 "axis": 0,
-                "rmin": np.float32(-e),
-                "rmax": np.float32(e / 2),
                 "symmetric": True,
             }
             for e in (1, 2, 3, 4)
@@ -99,11 +91,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "reduced": {
         "w1": [
             {
+                **scalars(np.float32, rmin=-1.5, rmax=1.0),
                 "quant_type": QuantType.QInt8,
                 "reduce_range": True,
                 "symmetric": False,
-                "rmin": np.float32(-1.5),
-                "rmax": np.float32(1.0),
             }
         ]
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -38,6 +39,11 @@ def weights(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     rng = np.random.default_rng([seed, *shape])
     rows = np.linspace(0.2, 2.0, shape[0] if shape else 1).reshape(-1, *[1] * (max(len(shape), 1) - 1))
     return (rng.normal(size=shape) * rows.reshape(rows.shape if shape else ())).astype(np.float32)
+
+
+def scalars(kind: type[np.generic], **values: Any) -> Arrays:
+    """Return constants of rank 0 of one type by name."""
+    return {name: np.asarray(value, kind) for name, value in values.items()}
 
 
 def build(

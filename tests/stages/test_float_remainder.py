@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from agreement import with_outputs
-from builders import BUILDERS, build, build_used, feed_for, if_body, linear, weights, whole_recipe
+from builders import BUILDERS, build, build_used, feed_for, if_body, linear, scalars, weights, whole_recipe
 from builders import plain_quantize as quantize
 from hypothesis import given
 from hypothesis import strategies as st
@@ -245,13 +245,7 @@ def test_small_values_made_large(text: str, kept: bool) -> None:
     proto = build(
         f"g (float[N,16] x) => (float[N,8] y) {{ [mm] m = MatMul (x, w) i = Sigmoid (m) h = Add (i, one)"
         f"[relu] r = Relu (m) [eps] e = Add (r, tiny) {text} }}",
-        {
-            "w": weights(16, 8),
-            "tiny": np.float32(1e-10),
-            "half": np.float32(-0.5),
-            "two": np.float32(2),
-            "one": np.float32(1),
-        },
+        {**scalars(np.float32, tiny=1e-10, half=-0.5, two=2, one=1), "w": weights(16, 8)},
     )
     result = quantize(
         proto, [feed_for(proto, seed) for seed in range(40)], options=QuantizeOptions(floats=FP16)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, conv_relu, feed_for, gemm, linear, qdq_of, stage, weights
+from builders import BUILDERS, build, conv_relu, feed_for, gemm, linear, qdq_of, scalars, stage, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from keyword_numerics import dequantize
@@ -264,12 +264,11 @@ def test_ranges_go_through_what_only_moves():
             [wdq] k = DequantizeLinear (w, ws, wz)
             [mm] y = MatMul (f, k) }""",
         {
-            "s": np.float32(0.1),
+            **scalars(np.float32, s=0.1, ws=0.02),
             "z": np.uint8(128),
+            "wz": np.int8(0),
             "shape": np.asarray([4, 6], np.int64),
             "w": np.arange(36, dtype=np.int8).reshape(6, 6),
-            "ws": np.float32(0.02),
-            "wz": np.int8(0),
         },
     )
     result = convert(source)
@@ -287,11 +286,10 @@ def test_doubled_names_and_quantized_inputs():
             [same] k = DequantizeLinear (w, ws, wz)
             [same] y = MatMul (x, k) }""",
         {
-            "s": np.float32(0.1),
+            **scalars(np.float32, s=0.1, ws=0.02),
             "z": np.uint8(128),
-            "w": np.arange(48, dtype=np.int8).reshape(8, 6),
-            "ws": np.float32(0.02),
             "wz": np.int8(0),
+            "w": np.arange(48, dtype=np.int8).reshape(8, 6),
         },
     )
     result = convert(source)
@@ -320,11 +318,9 @@ def test_bodies_read_real_numbers():
                     [max] r = ReduceMax <keepdims = 1> (d)
                     [sub] e = Sub (m, r) }> }""",
         {
-            "s": np.float32(0.1),
-            "z": np.int8(3),
+            **scalars(np.float32, s=0.1, ws=0.02),
+            **scalars(np.int8, z=3, wz=0),
             "w": np.arange(48, dtype=np.int8).reshape(8, 6),
-            "ws": np.float32(0.02),
-            "wz": np.int8(0),
         },
     )
     result = convert(source)

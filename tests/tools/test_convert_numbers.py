@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import Arrays, build, run_as_written
+from builders import Arrays, build, run_as_written, scalars
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from ort_quantizer import by_ort
 
@@ -57,8 +57,8 @@ def agree(source: onnx.ModelProto, feed: Arrays, least: float, **options: object
 
 ZEROS = {
     "int8": np.int8(0),
-    "int8 shifted": np.int8(-9),
     "uint8": np.uint8(128),
+    "int8 shifted": np.int8(-9),
     "uint8 shifted": np.uint8(100),
 }
 PAIRED = """p = QuantizeLinear (a, s, z) d = DequantizeLinear (p, s, z) wd = DequantizeLinear (w, ws)
@@ -131,7 +131,7 @@ def test_integers_between_a_pair(case: str, zero: str, opset: int) -> None:
     text = text.replace("KIND", str(kind))
     number, middle = z.dtype.type(z + 7), z.dtype.type(z + 60)
     values = {
-        "s": np.float32(0.02),
+        **scalars(np.float32, s=0.02, ws=0.01),
         "z": z,
         "n": number,
         "m": middle,
@@ -141,7 +141,6 @@ def test_integers_between_a_pair(case: str, zero: str, opset: int) -> None:
         "w": np.asarray([[100, -20, 0, 9], [5, 99, 1, 3], [7, 7, 99, 7], [0, 0, -50, 80]], np.int8)[
             ..., None, None
         ],
-        "ws": np.float32(0.01),
         **constants,
     }
     source = build(
@@ -192,11 +191,9 @@ def test_ranges_limit_values(grid: str, readers: str) -> None:
             a = Conv (c, wd) q = QuantizeLinear (a, s, z) d = DequantizeLinear (q, s, z)
             v = DequantizeLinear (w, ws) {READERS[readers]} }}""",
         {
-            "s0": np.float32(0.03),
+            **scalars(np.float32, s0=0.03, ws=0.01, s=scale),
             "z0": np.int8(0),
             "w": stored(4, 4, 1, 1),
-            "ws": np.float32(0.01),
-            "s": np.float32(scale),
             "z": np.asarray(zero, kind),
             "k": normal(4, 1, 1),
         },
@@ -219,12 +216,10 @@ def test_bounded_values_are_not_clipped() -> None:
                 a = MatMul (c, wd) {text} q = QuantizeLinear (b, t, u) d = DequantizeLinear (q, t, u)
                 y = Mul (d, d) }}""",
             {
-                "s": np.float32(0.03),
+                **scalars(np.float32, s=0.03, t=1 / 255, one=1),
                 "z": np.int8(0),
-                "w": stored(8, 8),
-                "t": np.float32(1 / 255),
                 "u": np.uint8(0),
-                "one": np.float32(1),
+                "w": stored(8, 8),
             },
         )
         result = convert(source)
@@ -242,14 +237,7 @@ def test_a_pair_that_scales(numbers: tuple[float, int, float, int], reader: str)
         f"""g (float[4,8] x) => (float[4,8] y) {{
             q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, t, u) k = DequantizeLinear (w, ws)
             {reader} y = MatMul (e, k) }}""",
-        {
-            "s": np.float32(s),
-            "z": np.int8(z),
-            "t": np.float32(t),
-            "u": np.int8(u),
-            "w": stored(8, 8),
-            "ws": np.float32(0.01),
-        },
+        {**scalars(np.float32, s=s, t=t, ws=0.01), **scalars(np.int8, z=z, u=u), "w": stored(8, 8)},
     )
     result = agree(source, {"x": normal(4, 8)}, 25)
     assert result.changes["scale or zero point that a pair changes between its nodes applied"] == 1
@@ -274,16 +262,14 @@ def test_narrow_ranges_of_brevitas(bits: int, signed: bool) -> None:
             m = MatMul (d, wt) r = Relu (m) rq = QuantizeLinear (r, t, z) rn = Clip (rq, low, high)
             y = DequantizeLinear (rn, t, z) }""",
         {
-            "s": np.float32(3 / high),
+            **scalars(np.float32, s=3 / high, t=2 / high),
+            **scalars(np.int8, wlow=-(1 << (bits - 1)) + 1, whigh=(1 << (bits - 1)) - 1),
             "z": kind(0),
             "low": kind(low),
             "high": kind(high),
             "w": normal(6, 8),
             "ws": np.abs(normal(6, scale=2 / high, seed=3)) + np.float32(0.01),
             "wz": np.zeros(6, np.int8),
-            "wlow": np.int8(-(1 << (bits - 1)) + 1),
-            "whigh": np.int8((1 << (bits - 1)) - 1),
-            "t": np.float32(2 / high),
         },
     )
     feed = {"x": normal(4, 8, seed=5)}
@@ -341,12 +327,10 @@ def test_tables_and_inputs_of_integers() -> None:
             f = QuantizeLinear (a, u, v) h = DequantizeLinear (f, u, v)
             k = DequantizeLinear <axis = 1> (w, ws) y = MatMul (h, k) }""",
         {
-            "s": np.float32(0.02),
+            **scalars(np.float32, s=0.02, t=0.01, u=0.03),
             "z": np.uint8(128),
-            "table": stored(10, 8),
-            "t": np.float32(0.01),
-            "u": np.float32(0.03),
             "v": np.int8(0),
+            "table": stored(10, 8),
             "w": stored(8, 6),
             "ws": np.linspace(0.01, 0.02, 6).astype(np.float32),
         },
@@ -365,9 +349,8 @@ def test_half_models(kind: type) -> None:
             k = DequantizeLinear (w, ws) m = MatMul (d, k)
             o = QuantizeLinear (m, t, z) y = DequantizeLinear (o, t, z) }}""",
         {
+            **scalars(np.int8, z=0, low=-20),
             "s": kind(0.02),
-            "z": np.int8(0),
-            "low": np.int8(-20),
             "w": stored(8, 6),
             "ws": kind(0.01),
             "t": kind(0.05),
@@ -434,10 +417,10 @@ CONTRIB: dict[str, tuple[str, Arrays]] = {
         """q = QuantizeLinear (x, s, z) o = QLinearMatMul (q, s, z, w, ws, wz, t, u)
         y = DequantizeLinear (o, t, u)""",
         {
-            "ws": np.linspace(0.01, 0.02, 6).astype(np.float32),
-            "wz": np.zeros(6, np.int8),
             "t": np.float32(0.1),
             "u": np.int8(0),
+            "ws": np.linspace(0.01, 0.02, 6).astype(np.float32),
+            "wz": np.zeros(6, np.int8),
         },
     ),
 }
@@ -626,13 +609,7 @@ def test_what_has_no_real_form(case: str, tmp_path: Path, capsys: pytest.Capture
         f"""g (float[4,8] x) => (float[P,6] y) {{ q = QuantizeLinear (x, s, z)
             {text if "[mid]" in text else "[mid] " + text}
             d = DequantizeLinear (t, s, z) k = DequantizeLinear (w, s) y = MatMul (d, k) }}""",
-        {
-            "s": np.float32(0.02),
-            "s2": np.float32(0.03),
-            "z": np.int8(0),
-            "n": stored(1, 8),
-            "w": stored(8, 6),
-        },
+        {**scalars(np.float32, s=0.02, s2=0.03), "z": np.int8(0), "n": stored(1, 8), "w": stored(8, 6)},
         opset=18,
         **{"com.microsoft": 1},
     )

@@ -107,10 +107,6 @@ def _pass_on(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> I
     return ids if ids.ndim == context.rank(node.output[0]) else None
 
 
-def _cast(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
-    return _pass_on(node, attrs, context) if attrs["to"] in _FLOATS else None
-
-
 def _clip(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Limits of 0 and infinity bind every multiple of a channel alike."""
     limits = [attrs.get("min", -np.inf), attrs.get("max", np.inf)]
@@ -123,10 +119,6 @@ def _clip(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids 
     top = float(np.finfo(np.float32).max)
     free = all(value == 0.0 or abs(value) >= top for value in limits)
     return _pass_on(node, attrs, context) if free else None
-
-
-def _prelu(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
-    return None if context.index.array(node.input[1]) is None else _pass_on(node, attrs, context)
 
 
 def _pad(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
@@ -180,10 +172,6 @@ def _reshape(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> I
     return reshape_ids(context.of(node.input[0]), before, after)
 
 
-def _transpose(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
-    return np.transpose(context.of(node.input[0]), attrs.get("perm"))
-
-
 def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     parts = [context.of(name) for name in node.input]
     axis = attrs["axis"] % parts[0].ndim
@@ -221,18 +209,15 @@ def _slice(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids
     ids = context.of(node.input[0])
     if ids.size == 1:
         return _pass_on(node, attrs, context)
-    given = [context.index.array(name) if name else None for name in node.input[1:]]
-    if len(given) < 2 or given[0] is None or given[1] is None:
+    given = [context.index.array(name) for name in node.input[1:]]
+    if len(given) < 2 or any(
+        name and value is None for name, value in zip(node.input[1:], given, strict=True)
+    ):
         return None
-    count = given[0].size
-    axes = given[2].tolist() if len(given) > 2 and given[2] is not None else list(range(count))
-    if input_name(node, 3) and given[2] is None:
-        return None
-    if input_name(node, 4) and given[3] is None:
-        return None
-    steps = given[3].tolist() if len(given) > 3 and given[3] is not None else [1] * count
+    starts, ends, axes, steps = ([] if v is None else v.tolist() for v in [*given, None, None][:4])
+    axes, steps = axes or [*range(len(starts))], steps or [1] * len(starts)
     places: list[slice] = [slice(None)] * ids.ndim
-    for start, end, axis, step in zip(given[0].tolist(), given[1].tolist(), axes, steps, strict=True):
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if ids.shape[axis % ids.ndim] != 1:
             end = None if step < 0 and end < -ids.shape[axis % ids.ndim] else end
             places[axis % ids.ndim] = slice(start, end, step)
@@ -513,18 +498,20 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), _linear),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _normalize),
     "BatchNormalization": _batch_norm,
-    "Cast": _cast,
+    "Cast": lambda node, attrs, context: _pass_on(node, attrs, context) if attrs["to"] in _FLOATS else None,
     "Clip": _clip,
     "Concat": _concat,
     "DepthToSpace": _depth_to_space,
     "Expand": _expand,
     "Gather": _gather,
     "InstanceNormalization": _normalize_channels,
-    "PRelu": _prelu,
+    "PRelu": lambda node, attrs, context: (
+        _pass_on(node, attrs, context) if node.input[1] in context.index.constants else None
+    ),
     "Pad": _pad,
     "Resize": _resize,
     "Slice": _slice,
     "Split": _split,
-    "Transpose": _transpose,
+    "Transpose": lambda node, attrs, context: np.transpose(context.of(node.input[0]), attrs.get("perm")),
 }
 """Op type -> its rule. Every other operator blocks: its inputs keep the factor 1."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import onnx
@@ -45,7 +44,10 @@ def check_sizes(proto: onnx.ModelProto, source: str) -> None:
             _check_sparse(sparse, source)
     for owner in (proto.graph, *proto.functions):
         for attribute in (a for node in list_nodes(owner) for a in node.attribute):
-            for sparse in (*attribute.sparse_tensors, *_set(attribute, "sparse_tensor")):
+            for sparse in (
+                *attribute.sparse_tensors,
+                *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else ()),
+            ):
                 _check_sparse(sparse, source)
 
 
@@ -164,8 +166,3 @@ def _check_sparse(sparse: onnx.SparseTensorProto, source: str) -> None:
             f"{length / 1e9:,.1f} GB when dense, and at most {MOST_UNFOLDED >> 30} GB are unfolded; store it "
             "dense"
         )
-
-
-def _set(message: onnx.AttributeProto, field: str) -> Iterator[onnx.SparseTensorProto]:
-    if message.HasField(field):
-        yield getattr(message, field)

@@ -172,8 +172,7 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
         digest = hash_model(proto)
         if scratch is not None:
             return move_weights(proto, scratch), digest, _GIVEN
-        copy = deepcopy(proto)
-        return copy, digest, _GIVEN
+        return deepcopy(proto), digest, _GIVEN
     except ValueError as fault:
         raise ModelError(f"{_GIVEN} is damaged: {join_lines(fault)[:200]}; export it again") from None
 

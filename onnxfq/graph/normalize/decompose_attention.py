@@ -107,7 +107,8 @@ def write_out_attention(proto: onnx.ModelProto) -> str:
         nodes: list[onnx.NodeProto] = []
         before = count
         for node in graph.node:
-            known = node.op_type == "Attention" and not dequantized.intersection(node.input[:3])
+            known = node.op_type == "Attention" and node.domain in STANDARD_DOMAINS
+            known = known and dequantized.isdisjoint(node.input[:3])
             what = f"writing out Attention {node.name!r}"
             parts = attempt(what, partial(_write_out, node, index, taken), lambda: None) if known else None
             if parts is None:
@@ -132,8 +133,6 @@ def _write_out(node: onnx.NodeProto, index: GraphIndex, taken: Names) -> Parts |
 
 def _read(node: onnx.NodeProto, index: GraphIndex) -> _Attention | None:
     """Return the parsed node; None if it is not an Attention or must stay whole."""
-    if node.op_type != "Attention" or node.domain not in STANDARD_DOMAINS:
-        return None
     given = attributes_of(node)
     operands = [shape for name in node.input[:3] if (shape := index.shape(name)) is not None]
     if len(operands) < 3 or input_name(node, 6) or any(node.output[3:]):

@@ -20,10 +20,13 @@ from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
 
 def repair(proto: onnx.ModelProto, source: str) -> None:
     """Repair `proto` in place. Raises ModelError if that is impossible, as for an input of unknown rank."""
-    _raise_ir_version(proto)
+    inputs = {value.name for value in proto.graph.input}
+    if 0 < proto.ir_version < 4 and any(tensor.name not in inputs for tensor in proto.graph.initializer):
+        proto.ir_version = 4  # onnxruntime's quantizer writes constants that are not inputs at version 3
     _spell_domain(proto, source)
-    _import_microsoft(proto)
-    _trim_inputs(proto)
+    domains = {node.domain for node in list_nodes(proto.graph)} - {one.domain for one in proto.opset_import}
+    if "com.microsoft" in domains:  # NNCF's MatMulNBits comes without the import, and runs
+        proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     for graph in list_graphs(proto.graph):
         graph.name = graph.name or "graph"
         _sort_nodes(graph)
@@ -31,18 +34,8 @@ def repair(proto: onnx.ModelProto, source: str) -> None:
     _complete_outputs(proto, source)
 
 
-def _raise_ir_version(proto: onnx.ModelProto) -> None:
-    """Raise IR version 3 to 4 if the model has constants that are not inputs.
-
-    onnxruntime's quantizer writes such files.
-    """
-    inputs = {value.name for value in proto.graph.input}
-    if 0 < proto.ir_version < 4 and any(tensor.name not in inputs for tensor in proto.graph.initializer):
-        proto.ir_version = 4
-
-
 def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
-    """Spell ONNX's own domain as the empty string; onnx's tools do not know its alias `ai.onnx`."""
+    """Spell ONNX's own domain as the empty string, which onnx's tools know alone; trim inputs of nodes."""
     versions = {entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")}
     if len(versions) > 1:
         raise ModelError(
@@ -58,22 +51,11 @@ def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
         proto.opset_import.extend([*own, *imports])
     for owner in (proto.graph, *proto.functions):
         for node in list_nodes(owner):
-            if node.domain == "ai.onnx":
-                node.domain = ""
-
-
-def _import_microsoft(proto: onnx.ModelProto) -> None:
-    """Import ONNX Runtime's own domain if a node has it: NNCF's MatMulNBits comes without, and runs."""
-    known = {entry.domain for entry in proto.opset_import}
-    if "com.microsoft" not in known and any(n.domain == "com.microsoft" for n in list_nodes(proto.graph)):
-        proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-
-
-def _trim_inputs(proto: onnx.ModelProto) -> None:
-    """Remove the empty names that end a node's inputs: they mean nothing, and code may count inputs."""
-    for node in (node for owner in (proto.graph, *proto.functions) for node in list_nodes(owner)):
-        while node.input and not node.input[-1]:
-            node.input.pop()
+            node.domain = "" if node.domain == "ai.onnx" else node.domain
+            while (
+                node.input and not node.input[-1]
+            ):  # empty names at the end mean nothing, and code may count
+                node.input.pop()
 
 
 def _name_splits(proto: onnx.ModelProto) -> None:

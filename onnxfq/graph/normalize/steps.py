@@ -327,17 +327,10 @@ def evaluate_node(
     node: onnx.NodeProto, inputs: Mapping[str, NDArray[Any] | None], proto: onnx.ModelProto
 ) -> list[NDArray[Any]]:
     """Return the outputs of `node` by ONNX's reference, at the opsets of `proto`, or raise ModelError."""
-    graph = onnx.helper.make_graph(
-        [node],
-        "fold",
-        *(
-            [onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names) if name]
-            for names in (node.input, node.output)
-        ),
-    )
-    model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
+    names = ([name for name in dict.fromkeys(names) if name] for names in (node.input, node.output))
+    function = onnx.helper.make_function("onnxfq", "fold", *names, [node], list(proto.opset_import))
     try:
-        return [np.asarray(values) for values in ReferenceEvaluator(model).run(None, inputs)]
+        return [np.asarray(values) for values in ReferenceEvaluator(function).run(None, inputs, {})]
     except Exception as fault:  # any NumPy error of a damaged model
         raise ModelError(
             f"{node.op_type} {node.name!r} does not fit its inputs: {join_lines(fault)[:200]}; export the "

@@ -18,9 +18,11 @@ def store_turned(model: Model) -> Model:
     graph, count = model.graph(), 0
     editor = Editor(graph)
     for scope in list_graphs(graph):
-        for turn in [node for node in scope.nodes if _turns_constant(node)]:
+        for turn in [
+            node for node in scope.nodes if node.op == "Transpose" and node.domain in STANDARD_DOMAINS
+        ]:
             result = turn.outputs[0]
-            if any(result is output for output in scope.outputs):
+            if not isinstance(turn.inputs[0], gs.Constant) or any(result is one for one in scope.outputs):
                 continue
             values = np.ascontiguousarray(
                 np.transpose(constant_array(turn.inputs[0]), turn.attrs.get("perm"))
@@ -31,9 +33,3 @@ def store_turned(model: Model) -> Model:
             scope.nodes.remove(turn)
             count += 1
     return model.with_graph(graph) if count else model
-
-
-def _turns_constant(node: gs.Node) -> bool:
-    return (
-        node.op == "Transpose" and node.domain in STANDARD_DOMAINS and isinstance(node.inputs[0], gs.Constant)
-    )

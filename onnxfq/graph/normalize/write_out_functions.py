@@ -139,7 +139,9 @@ def _define(node: onnx.NodeProto, index: GraphIndex, opset: int) -> onnx.Functio
     if not versions:
         return None
     if schema.has_context_dependent_function:
-        text = _define_for_types(schema, max(versions), node, index)
+        types = [_type_of(name, index) for name in node.input]
+        define = schema.get_context_dependent_function_with_opset_version
+        text = bytes(define(max(versions), node.SerializeToString(), types))
     else:
         text = schema.get_function_with_opset_version(max(versions))
     body = onnx.FunctionProto.FromString(text)
@@ -148,15 +150,6 @@ def _define(node: onnx.NodeProto, index: GraphIndex, opset: int) -> onnx.Functio
     for entry in body.opset_import:
         entry.version = opset
     return body
-
-
-def _define_for_types(
-    schema: onnx.defs.OpSchema, version: int, node: onnx.NodeProto, index: GraphIndex
-) -> bytes:
-    types = [_type_of(name, index) for name in node.input]
-    return bytes(
-        schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
-    )
 
 
 def _type_of(name: str, index: GraphIndex) -> bytes:
