@@ -166,7 +166,7 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1526,  # losses by output, keys and words of tensors; remedies fell
     "execution": 1019,  # makers of numbered tensors; no room fell
-    "graph": 4511,  # sums of a product and its bias, makers of numbered tensors; passes fell
+    "graph": 4539,  # constants behind convolutions go into them; no room fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
     "judging": 1225,  # losses above chance, samples by their cost; remedies fell
     "layers": 940,  # groups that nothing reads have names; no room fell
