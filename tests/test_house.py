@@ -158,14 +158,14 @@ _NO_CODE = {
 }
 
 ROOM_LINES: dict[str, int] = {
-    "": 215,  # abbreviations in hints; no room fell
+    "": 216,  # drawn inputs have a public name; targets fell
     "calibration": 2433,  # masks that set no range; no room fell
     "checkpoints": 1353,  # bits and groups that no layer has are refused; no room fell
-    "cli": 1935,  # kinds of faults by their classes; data fell
-    "data": 1752,  # hints for rows, single samples and tables as labels; no room fell
+    "cli": 1948,  # an option for drawn inputs; targets fell
+    "data": 1762,  # a name for drawn inputs; targets fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1526,  # losses by output, keys and words of tensors; remedies fell
-    "execution": 1019,  # makers of numbered tensors; no room fell
+    "documents": 1527,  # figures of drawn inputs; targets fell
+    "execution": 1193,  # drawn inputs: pictures, sound, statistics; targets fell
     "graph": 4539,  # constants behind convolutions go into them; no room fell
     "interchange": 1208,  # caches by genai_config.json; no room fell
     "judging": 1225,  # losses above chance, samples by their cost; remedies fell
@@ -175,13 +175,13 @@ ROOM_LINES: dict[str, int] = {
     "passes": 1640,  # a product of any rank and its bias as Gemm; targets fell
     "placement": 1599,  # prices of kernels for products and convolutions; documents and stages fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
-    "quantizing": 358,  # threads for reports; no room fell
-    "remedies": 1551,  # 16 bits for single sums and norms; no room fell
-    "report": 1223,  # samples that ranked the layers of a table; judging fell
+    "quantizing": 359,  # the words for drawn inputs; targets fell
+    "remedies": 1555,  # drawn inputs in metadata, and not ranked; targets fell
+    "report": 1226,  # drawn inputs are told; targets fell
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1884,  # threads for reports, caches by genai_config.json; no room fell
+    "stages": 1902,  # sessions of drawn inputs; targets fell
     "support": 1372,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6496,  # a rule about single blocks, attention of Einsums; no room fell
+    "targets": 6465,  # drawn inputs went to execution
     "tools": 1804,  # times by the clock of the runtime's worker; graph fell
     "torch": 6029,  # functions refuse what layers refuse; grids share buffers and checks, compat fell too
 }
