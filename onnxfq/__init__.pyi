@@ -4,6 +4,7 @@ from . import plot as plot
 from .calibration.statistics import Statistics as Statistics
 from .calibration.weights import Moments as Moments
 from .data import DataOptions as DataOptions
+from .data import DrawnInputs as DrawnInputs
 from .data.preprocessor import read_preprocessor as read_preprocessor
 from .diagnosis.diagnose import diagnose as diagnose
 from .diagnosis.diagnosis import Diagnosis as Diagnosis

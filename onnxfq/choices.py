@@ -46,6 +46,9 @@ MOST_THREADS = 1024
 RANKING_FEEDS = 2
 """Feeds that rank groups of layers."""
 
+DRAWN_SAMPLES = 64
+"""Samples that are drawn in place of data."""
+
 CHANNEL_FEEDS = 8
 """Feeds that tell the size of channels: behind a Relu, fewer leave most channels near 0."""
 

@@ -158,30 +158,30 @@ _NO_CODE = {
 }
 
 ROOM_LINES: dict[str, int] = {
-    "": 215,  # abbreviations in hints; no room fell
+    "": 216,  # drawn inputs have a public name; targets fell
     "calibration": 2433,  # masks that set no range; no room fell
     "checkpoints": 1351,  # bits and groups that no layer has are refused; no room fell
-    "cli": 1910,  # kinds of faults by their classes; data fell
-    "data": 1758,  # images read ahead in one worker; support fell
+    "cli": 1923,  # an option for drawn inputs; targets fell
+    "data": 1768,  # a name for drawn inputs; targets fell
     "diagnosis": 2024,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1517,  # losses by output, keys and words of tensors; remedies fell
-    "execution": 1019,  # makers of numbered tensors; no room fell
-    "graph": 4458,  # sums of a product and its bias, makers of numbered tensors; passes fell
+    "documents": 1518,  # figures of drawn inputs; targets fell
+    "execution": 1193,  # drawn inputs: pictures, sound, statistics; targets fell
+    "graph": 4486,  # constants behind convolutions go into them; no room fell
     "interchange": 1204,  # caches by genai_config.json; no room fell
-    "judging": 1235,  # losses above chance, samples by their cost; remedies fell
+    "judging": 1243,  # losses above chance, samples by their cost; remedies fell
     "layers": 939,  # groups that nothing reads have names; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1105,  # mixes of least noise for every cost; remedies fell
     "passes": 1640,  # a product of any rank and its bias as Gemm; targets fell
     "placement": 1599,  # prices of kernels for products and convolutions; documents and stages fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
-    "quantizing": 360,  # answers beside the proof; no room fell
-    "remedies": 1670,  # several formats at once, bytes of the file, the frontier of mixes; no room fell
-    "report": 1239,  # the frontier of mixes; no room fell
+    "quantizing": 360,  # the words for drawn inputs; targets fell
+    "remedies": 1670,  # drawn inputs in metadata, and not ranked; targets fell
+    "report": 1242,  # drawn inputs are told; targets fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1862,  # threads for reports, caches by genai_config.json; no room fell
+    "stages": 1881,  # sessions of drawn inputs; targets fell
     "support": 1316,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6496,  # a rule about single blocks, attention of Einsums; no room fell
+    "targets": 6465,  # drawn inputs went to execution
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
     "torch": 6029,  # functions refuse what layers refuse; grids share buffers and checks, compat fell too
 }

@@ -13,15 +13,16 @@ import onnxfq
 from onnxfq.errors import ArgumentError
 
 NAMES = """AccuracyTarget BuildOptions Candidate Casting Cause CheckResult Comparison Conversion DataOptions
-    Diagnosis Encoding Encodings Evaluation Finding FloatOptions Handoff Model Moments ObserveOptions
-    OnnxfqError Override ParamRules Plan PlannedEncodings QuantizationNoise QuantizeOptions
-    QuantizeResult QuantizedArray Recipe RecipeOutcome Remedy RunOptions Sensitivity Sources Statistics
-    Trial __version__ adjust_min_max calibrate cast check choose_qparams collect_statistics compare
-    compare_recipes convert custom_ops_path dequantize_array diagnose diff_models evaluate
-    export_encodings export_torch fake_quantize gather_moments handoff insert_fake_quantize insert_qdq
-    inspect_model load load_recipe make_plan match_encodings observation_plan open_feeds plan_encodings
-    plot plot_quantization_errors quantization_noise quantize quantize_array read_preprocessor
-    register_custom_ops save sensitivity use_custom_ops write_report""".split()
+    Diagnosis DrawnInputs Encoding Encodings Evaluation Finding FloatOptions Handoff Model Moments
+    ObserveOptions OnnxfqError Override ParamRules Plan PlannedEncodings QuantizationNoise
+    QuantizeOptions QuantizeResult QuantizedArray Recipe RecipeOutcome Remedy RunOptions Sensitivity
+    Sources Statistics Trial __version__ adjust_min_max calibrate cast check choose_qparams
+    collect_statistics compare compare_recipes convert custom_ops_path dequantize_array diagnose
+    diff_models evaluate export_encodings export_torch fake_quantize gather_moments handoff
+    insert_fake_quantize insert_qdq inspect_model load load_recipe make_plan match_encodings
+    observation_plan open_feeds plan_encodings plot plot_quantization_errors quantization_noise
+    quantize quantize_array read_preprocessor register_custom_ops save sensitivity use_custom_ops
+    write_report""".split()
 
 
 def test_names_are_pinned() -> None:
@@ -70,7 +71,7 @@ def test_quantize_reaches_what_its_command_does(name: str) -> None:
         return
     with pytest.raises(ArgumentError) as caught:
         onnxfq.quantize("m.onnx", None, **{name: 1})
-    place = re.search(r"; write (sources|accuracy|options|recipe)=(onnxfq\..*)$", str(caught.value))
+    place = re.search(r"; write (data|sources|accuracy|options|recipe)=(onnxfq\..*)$", str(caught.value))
     assert place is not None and place[1] in inspect.signature(onnxfq.quantize).parameters
     call = place[2].replace("...", "1").replace("(NAME)", "('tensorrt-int8')")
     try:  # the field is there: its value 1 may be refused, its name not

@@ -26,6 +26,8 @@ def quantize_and_measure(model: onnx.ModelProto, data: dict[str, NDArray[np.floa
         floats=onnxfq.FloatOptions("fp16", io=True),
         gpus=("l4",),
     )
+    drawn: onnxfq.QuantizeResult = onnxfq.quantize(model, onnxfq.DrawnInputs())
+    assert drawn.evaluation.drawn
     accuracy = onnxfq.AccuracyTarget(max_drop=0.5, labels=[1, 2, 3], fallback="weights", repair="thorough")
     sources = onnxfq.Sources(encodings="scales.json", uncalibrated="float")
     result: onnxfq.QuantizeResult = onnxfq.quantize(

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnxfq.choices import RESAMPLES, Nonfinite
-from onnxfq.cli.option import DATA, option
+from onnxfq.cli.option import DATA, flag, option, refuse
 from onnxfq.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
-    from onnxfq.data import DataOptions
+    from onnxfq.data import Data, DataOptions
 
 _DATA = option(
     "DATA", "Read an .npz keyed by input name, an .npy, a folder of these or of images, or module:function."
 )
 DataOption = Annotated[str, _DATA]
 OptionalDataOption = Annotated[str | None, _DATA]
+NoDataOption = Annotated[
+    bool,
+    flag("Draw inputs in place of data: no figure is of real data.", "--no-data", panel=DATA),
+]
 
 _SCALE = option("NUMBER", "Multiply the values by this first, such as 0.00392 or 1/255.", panel=DATA)
 _MEAN = option("NUMBERS", "Then subtract this: one number, or one per channel: 1,2,3.", panel=DATA)
@@ -77,6 +81,14 @@ class Reading:
         base = DataOptions() if self.preprocessor is None else read_preprocessor(self.preprocessor)
         rest = {name: getattr(self, name) for name in ("layout", "color", "example", "limit", "nonfinite")}
         return replace(base, **given, **rest)
+
+
+def read_data(data: str | None, no_data: bool) -> Data | None:
+    """Return what --data and --no-data name; None without any. Raises BadParameter for both."""
+    from onnxfq.data import DrawnInputs
+
+    refuse(no_data and data is not None, "--no-data draws inputs in place of --data; give one of them")
+    return DrawnInputs() if no_data else data
 
 
 Described = Annotated["DataOptions", OptionGroup(Reading, Reading.read)]

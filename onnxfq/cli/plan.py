@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxfq.choices import DEFAULT_BATCH
 from onnxfq.cli.build_options import GpuOption, note_gpus
 from onnxfq.cli.console import Printing
-from onnxfq.cli.data_options import Described, OptionalDataOption
+from onnxfq.cli.data_options import Described, NoDataOption, OptionalDataOption, read_data
 from onnxfq.cli.options import CustomOpsOption, GivenOption, ModelArgument, OutputOption, PlannedRecipe
 from onnxfq.cli.run_options import BatchOption
 from onnxfq.cli.streams import show
@@ -15,6 +15,7 @@ def plan(
     model: ModelArgument,
     output: OutputOption,
     data: OptionalDataOption = None,
+    no_data: NoDataOption = False,
     batch: BatchOption = DEFAULT_BATCH,
     encodings: GivenOption = None,
     gpu: GpuOption = None,
@@ -28,7 +29,9 @@ def plan(
 
     --data provides one feed to infer the tensor ranks that ONNX cannot infer.
     """
+    from onnxfq.data import DrawnInputs
     from onnxfq.documents.plan_text import plan_summary
+    from onnxfq.execution.drawn_inputs import draw_inputs
     from onnxfq.quantized.existing import load_existing
     from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
     from onnxfq.stages.options import open_feeds
@@ -42,7 +45,10 @@ def plan(
         hardware.refuse(chosen, gpu)
     loaded = prepare_model(load_existing(model, chosen.existing), chosen.target)
     unknown = lacks_ranks(loaded)
-    feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)
+    given = read_data(data, no_data)
+    if isinstance(given, DrawnInputs):
+        given = draw_inputs(loaded.proto, described)
+    feeds = None if given is None else open_feeds(loaded.proto, given, batch, described)
     ranked = with_run_ranks(loaded, next(iter(feeds))) if unknown and feeds is not None else loaded
     planned = plan_encodings(ranked, chosen, encodings)
     planned.plan.save(output)

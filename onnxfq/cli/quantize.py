@@ -11,7 +11,7 @@ from typing import Annotated
 from onnxfq.choices import DEFAULT_RECIPE, REPAIR_AUTO, THOROUGH, FloatName, RepairWord, Uncalibrated
 from onnxfq.cli.build_options import BuildChoice, GpuOption, TimeOption, note_gpus
 from onnxfq.cli.console import Printing
-from onnxfq.cli.data_options import OptionalDataOption
+from onnxfq.cli.data_options import NoDataOption, OptionalDataOption, read_data
 from onnxfq.cli.option import ACCURACY, KNOWN, PRINTED, RECIPE, flag, option, refuse
 from onnxfq.cli.options import (
     CustomOpsOption,
@@ -57,6 +57,7 @@ def quantize(
     model: ModelArgument,
     output: OutputOption,
     data: OptionalDataOption = None,
+    no_data: NoDataOption = False,
     recipe: RecipesOption = None,
     gpu: GpuOption = None,
     *,
@@ -98,7 +99,8 @@ def quantize(
     build = None if building.options is None else replace(building.options, gpus=gpus)
     outputs = QuantizeOutputs(model, output, report, artifacts, time, build, printer, thumbnails)
     chosen = [replace(changes, recipe=name).load() for name in recipe or [DEFAULT_RECIPE]]
-    refuse(time and data is None, "--time needs a sample; give --data")
+    given = read_data(data, no_data)
+    refuse(time and given is None, "--time needs a sample; give --data")
     building.check()
     refuse(
         float_io and float_type == "fp32",
@@ -116,7 +118,7 @@ def quantize(
             ray=ray,
         )
         chain = partial(
-            pipeline.quantize, model, data, output, sources=sources, accuracy=accuracy, options=how
+            pipeline.quantize, model, given, output, sources=sources, accuracy=accuracy, options=how
         )
         outcome = chain(recipe=chosen[0] if len(chosen) == 1 else chosen)
     if isinstance(outcome, list):

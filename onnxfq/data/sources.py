@@ -30,7 +30,23 @@ from onnxfq.support.confined import MEMORY, call_confined
 from onnxfq.support.user_code import FUNCTION_NAME, faults_of, import_function
 from onnxfq.support.workers import Worker
 
-Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[object] | Callable[[], object]
+
+class DrawnInputs:
+    """Inputs that `quantize` draws from a fixed seed in place of data.
+
+    Its figures are of these inputs, and none of them tells anything about real data.
+    """
+
+
+Data = (
+    str
+    | Path
+    | NDArray[Any]
+    | Mapping[str, NDArray[Any]]
+    | Iterable[object]
+    | Callable[[], object]
+    | DrawnInputs
+)
 """Types accepted as data, see `open_source`."""
 
 KINDS = (

@@ -267,6 +267,7 @@ class Evaluation(PrintedRecord, Document):
         timing: times of the models; None if nobody asked for them.
         folds: parts of the samples, each compared with ranges of the other parts; 0 for one model for all.
         proof: the written file in the runtime of its target; None if nothing was written.
+        drawn: whether the inputs were drawn at random: no figure tells anything about real data.
     """
 
     format: Literal["onnxfq.evaluation/1"] = "onnxfq.evaluation/1"
@@ -280,6 +281,7 @@ class Evaluation(PrintedRecord, Document):
     timing: Timing | None = None
     folds: Count = 0
     proof: Proof | None = None
+    drawn: bool = False
 
     @property
     def difference(self) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from onnxfq.choices import REPAIR_AUTO, REPAIR_DB, THOROUGH, RepairWord
-from onnxfq.data import Feed
+from onnxfq.data import Data, DrawnInputs, Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.promise import Promised
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
@@ -79,6 +79,16 @@ class AccuracyTarget:
     weight_bits: float | None = None
     max_bytes: int | None = None
     repair: float | RepairWord | None = REPAIR_AUTO
+
+    @staticmethod
+    def of(given: AccuracyTarget | None, data: Data | None) -> AccuracyTarget:
+        """Return `given`, or no target. Raises DataError for an accuracy that drawn inputs cannot prove."""
+        target = given or AccuracyTarget()
+        if isinstance(data, DrawnInputs) and (target.min_sqnr is not None or target.max_drop is not None):
+            raise DataError(
+                "inputs that are drawn prove no accuracy on real data; give data, or leave the promise out"
+            )
+        return target
 
     @property
     def is_target(self) -> bool:

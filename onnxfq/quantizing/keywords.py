@@ -42,6 +42,7 @@ _OTHER_FUNCTIONS = {
     "artifacts": "result.plan.save(...), result.encodings.save(...)",
     "build": "onnxfq.check(..., build=onnxfq.BuildOptions())",
     "custom_ops": "onnxfq.use_custom_ops(...) before",
+    "no_data": "data=onnxfq.DrawnInputs()",
     "report": "onnxfq.write_report(result, ...)",
     "shape": "onnxfq.check(..., build=onnxfq.BuildOptions(...))",
     "thumbnails": "onnxfq.write_report(result, ...), which has no pictures",

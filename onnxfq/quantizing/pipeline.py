@@ -86,7 +86,7 @@ def quantize(
     Args:
         model: a path or a ModelProto, which is not changed; or a folder of ONNX Runtime GenAI.
         data: a file or a folder of arrays or images, arrays, an iterable of feeds such as a torch DataLoader,
-            or a function that creates one; texts for a folder. None with statistics or without need of any.
+            or a function that makes one; texts for a folder; `DrawnInputs()`. None if none is needed.
         output: of the model; a folder for several recipes, and for a folder. None writes nothing.
         recipe: a name, a YAML file or a Recipe. A list is observed in one pass, and gives a list.
         sources: statistics, moments or encodings that are known already.
@@ -96,7 +96,7 @@ def quantize(
     Raises an OnnxfqError in one line, and writes nothing, if a stage fails.
     """
     options, sources = QuantizeOptions.of(options), sources or Sources()
-    accuracy = accuracy or AccuracyTarget()
+    accuracy = AccuracyTarget.of(accuracy, data)
     if isinstance(recipe, list):
         return _quantize_each(model, data, output, recipe, sources, accuracy, options)
     check_model_output(output, model, data, sources.statistics, sources.moments, sources.encodings, recipe)

@@ -119,7 +119,7 @@ class QuantizeResult:
         return {
             "model": Path(self.staged.source).name,
             "recipe": self.recipe.name,
-            "SQNR": "not compared" if worst is None else str(worst),
+            "SQNR": "not compared" if worst is None else f"{worst}{', drawn inputs' * self.evaluation.drawn}",
             "quantized": ", ".join(map(str, self.plan.coverage())),
             "tensors": f"{placed[0]}, of these {placed[1]} weights",
         }

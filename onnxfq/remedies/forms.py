@@ -84,9 +84,11 @@ def build_forms(
     encodings = with_half_scales(candidate.encodings, options.floats.name)
     session = replace(candidate.session, model=candidate.model)
     simulation, qdq = insert_forms(session, candidate.plan, encodings, options.floats)
-    if candidate.corrected is not None:
-        for proto in [simulation] if qdq is simulation else [simulation, qdq]:
+    for proto in [simulation] if qdq is simulation else [simulation, qdq]:
+        if candidate.corrected is not None:
             proto.metadata_props.add(key="onnxfq.bias_correction", value="auto")
+        if session.is_drawn:
+            proto.metadata_props.add(key="onnxfq.data", value="drawn")
     clock.lap("insert")
     cast = cast_rest(candidate.session, qdq, options.floats, options)
     qdq = release_of(options.runtime).limit_model(cast.qdq, candidate.recipe.name)

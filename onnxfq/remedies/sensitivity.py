@@ -14,7 +14,7 @@ import onnx
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.choices import CHANNEL_FEEDS, DEFAULT_RECIPE, LOW_SQNR_DB, RANKING_FEEDS
-from onnxfq.data import Data, Feed
+from onnxfq.data import Data, DrawnInputs, Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.sensitivity import FLOAT, GroupNoise, MetricValues, Sensitivity
@@ -83,6 +83,8 @@ def sensitivity(
     check_labels(metric, labels is not None)
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
+    if isinstance(data, DrawnInputs):
+        raise DataError("inputs that are drawn rank no layers by what they cost on real data; give data")
     sources = Sources(statistics=statistics)
     session = open_inputs(model, data, chosen, options, observed=statistics is not None)
     session, _ = equalize_named(session, chosen, sources, options)

@@ -47,6 +47,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
         sqnr = "SQNR       of no output: none comes from floats that are quantized"
         if worst is not None:
             about, where = ("about ", ", on unseen samples") if is_unseen(result) else ("", "")
+            where = ", on drawn inputs, not on data" if evaluation.drawn else where
             sqnr = f"SQNR       {about}{worst}{among}{where}"
     shares = [f"same       {share.output!r}: {share}" for candidate in last for share in candidate.shares]
     proven = proof_lines(evaluation)
@@ -130,7 +131,7 @@ def describe_samples(result: QuantizeResult) -> str:
     evaluation, known = result.evaluation, result.statistics.data.samples
     if not evaluation.candidates:
         return ""
-    kind = "unseen" if is_unseen(result) else "seen"
+    kind = "drawn, not data" if evaluation.drawn else "unseen" if is_unseen(result) else "seen"
     kind += f", in {evaluation.folds} folds" if evaluation.folds else ""
     return f"{evaluation.feeds}{f' of {known}' if known else ''} samples, {kind}"
 

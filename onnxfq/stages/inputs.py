@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from onnxfq.data import Data, Feed
+from onnxfq.data import Data, DrawnInputs, Feed
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.data.stream import FloatOutputs
 from onnxfq.documents.recipe import Recipe
@@ -19,6 +19,7 @@ from onnxfq.documents.rounding import explain_mode
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import RecipeError
 from onnxfq.execution.column_parts import find_columns, list_open, with_columns
+from onnxfq.execution.drawn_inputs import draw_inputs
 from onnxfq.execution.reference_runs import ReferenceRuns, keep_outputs, keep_stream_outputs
 from onnxfq.execution.sequences import STREAM_FEEDS, FedBack
 from onnxfq.execution.sides import LEAST_FEEDS, Side, run_sides
@@ -45,6 +46,12 @@ from onnxfq.support.progress import announce
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import prepare_model, target_by_name
 
+DRAWN = (
+    "inputs were drawn from a fixed seed in place of data: no figure of this run tells anything about real "
+    "data; measure on some, by `onnxfq evaluate`"
+)
+"""Note on a model without data, behind the number of inputs."""
+
 
 @dataclass(frozen=True)
 class QuantizeSession:
@@ -60,6 +67,7 @@ class QuantizeSession:
         loaded: the normalised model before its target prepared it.
         columns: parts of outputs that their values tell; None before the float model ran on kept samples.
         threads: as the options have them, 0 for one per core.
+        is_drawn: whether the data was drawn from a fixed seed.
     """
 
     reference: onnx.ModelProto
@@ -71,6 +79,7 @@ class QuantizeSession:
     loaded: Model
     columns: Mapping[str, tuple[OutputPart, ...]] | None = None
     threads: int = 0
+    is_drawn: bool = False
 
     def for_target(self, target: str) -> QuantizeSession:
         """Return the session of the same model and data for another target, which prepares the model.
@@ -131,7 +140,8 @@ class QuantizeSession:
         """Return the scores of quantized forms against the float model; `how` is as for `score_models`."""
         usual = {"threads": options.threads, "device": options.device, "exact": options.exact}
         with weights_stored_in(self.scratch):
-            return score_models(self.compared, candidates, feeds, **{**usual, "judged": self.judged, **how})
+            found = score_models(self.compared, candidates, feeds, **{**usual, "judged": self.judged, **how})
+        return found.model_copy(update={"drawn": self.is_drawn})
 
     @property
     def kept(self) -> list[Feed]:
@@ -194,8 +204,21 @@ def open_inputs(
         proto = pairs_of_qonnx(read, source)
     given = None if recipe.existing == "requantize" else with_unique_names(proto)
     loaded = normalize_existing(proto, sha256, source, recipe.existing)
+    is_drawn = isinstance(data, DrawnInputs)
+    if is_drawn:
+        with weights_stored_in(scratch):
+            data = draw_inputs(loaded.proto, options.data)
+        loaded = replace(loaded, notes=(*loaded.notes, f"{len(data)} {DRAWN}"))
     session = QuantizeSession(
-        given or loaded.proto, loaded, loaded, None, None, scratch, loaded, threads=options.threads
+        given or loaded.proto,
+        loaded,
+        loaded,
+        None,
+        None,
+        scratch,
+        loaded,
+        threads=options.threads,
+        is_drawn=is_drawn,
     )
     session = session.for_target(recipe.target)
     prepared = session.model

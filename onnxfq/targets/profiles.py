@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.data.inputs import samples_open
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError, nearest
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.node_fields import attributes_of
-from onnxfq.graph.ops import MOVES, REPEATS
 
 Shape = tuple[int, ...]
 Profile = tuple[Shape, Shape, Shape]
@@ -38,8 +33,6 @@ MOST_ELEMENTS = 2**31 - 1
 _USUAL_BATCH = 4
 _PIXELS = 224
 _OTHER = 64
-
-_MOST_RANDOM = 1 << 27
 
 
 def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int | Range]]) -> dict[str, Profile]:
@@ -207,43 +200,3 @@ def _range(
     if dim.dim_param:
         named[dim.dim_param] = size
     return size
-
-
-def draw_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile], seed: int = 0) -> Feed:
-    """Return one feed of the most frequent shapes, from a seed.
-
-    Floats are normal numbers, integers lie in the table that they index, masks are ones, and all others are
-    zeros and ones.
-    """
-    rng, index = np.random.default_rng(seed), GraphIndex(proto.graph)
-    feed: dict[str, NDArray[Any]] = {}
-    for spec in input_specs(proto):
-        shape = wanted[spec.name][1] if spec.name in wanted else tuple(size or 1 for size in spec.shape or ())
-        if prod(shape) > _MOST_RANDOM:
-            raise DataError(
-                f"input {spec.name!r} of shape {list(shape)} has over {_MOST_RANDOM:,} elements, too many "
-                "for a random sample; give data, or a smaller --shape"
-            )
-        if spec.dtype.kind in "iub":
-            least = int("mask" in spec.name.lower())
-            values: NDArray[Any] = rng.integers(least, _rows_read(index, spec.name) or 2, shape)
-        else:
-            values = rng.normal(size=shape)
-        feed[spec.name] = np.asarray(values).astype(spec.dtype)
-    return feed
-
-
-def _rows_read(index: GraphIndex, name: str) -> int:
-    """Return the rows of the smallest table that a tensor of integers indexes; 0 for none."""
-    waiting, seen, rows = [name], {name}, list[int]()
-    while waiting:
-        name = waiting.pop()
-        for node in index.readers.get(name, ()):
-            table = index.constants.get(node.input[0]) if node.op_type == "Gather" else None
-            if table is not None and node.input[1] == name:
-                axis = attributes_of(node).get("axis", 0)
-                rows.append(table.dims[axis])
-            elif node.op_type in MOVES | REPEATS | {"Cast"} and node.input[0] == name:
-                waiting += {*node.output} - seen
-                seen |= {*node.output}
-    return min(rows, default=0)

@@ -17,6 +17,7 @@ from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Skipped
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, OnnxfqError, join_lines
+from onnxfq.execution.drawn_inputs import draw_feed
 from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.external.scratch_file import Scratch, weights_stored_in
 from onnxfq.graph.index import GraphIndex
@@ -36,7 +37,7 @@ from onnxfq.stages.options import RunOptions, shows_progress
 from onnxfq.stages.write import write_model
 from onnxfq.support.progress import counting
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.profiles import draw_feed, profiles
+from onnxfq.targets.profiles import profiles
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import DEFAULT_TARGET, target_by_name
 from onnxfq.tools.check import check

@@ -11,12 +11,13 @@ import onnx
 
 from onnxfq.choices import TOLERANCE_DB
 from onnxfq.errors import OnnxfqError, RecipeError, nearest
+from onnxfq.execution.drawn_inputs import draw_feed
 from onnxfq.graph.io.load import read_model
 from onnxfq.interchange.genai_folder import find_decoder
 from onnxfq.judging.written_proof import Written
 from onnxfq.stages.insert import find_target
 from onnxfq.targets.findings import CheckResult, Finding, worst_first
-from onnxfq.targets.profiles import draw_feed, profiles
+from onnxfq.targets.profiles import profiles
 from onnxfq.targets.target import (
     DEFAULT_TARGET,
     TARGETS,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Data, Feed
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
+from onnxfq.execution.drawn_inputs import draw_feed
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
@@ -34,7 +35,6 @@ from onnxfq.targets.profiles import (
     ShapeCount,
     check_covered,
     cover_shapes,
-    draw_feed,
     profiles,
     set_ends,
 )

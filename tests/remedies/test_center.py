@@ -145,3 +145,38 @@ def test_the_engine_has_no_more_kernels(tmp_path: Path) -> None:
         assert {row.split()[1] for row in verdicts(read(made[name], EXTRA), report).values()} == {"low"}
         kernels[name] = sum(layer.is_kernel for layer in parse_layers(report.layers))
     assert kernels["centered"] == kernels["plain"]
+
+
+@BUILDER
+def test_a_shift_is_fused_with_an_activation(tmp_path: Path) -> None:
+    """TensorRT joins a Sub, and the Pad of a padded convolution, with the SiLU in front of the pair.
+
+    The recipes do without it; a failure changes what docs/tensorrt.md says about it.
+    """
+    head = "g (float[1,32,16,16] x) => (float[1,32,16,16] y) { [c0] c = Conv <pads = [1,1,1,1]> (x, w) "
+    tail = " [c2] d = Conv (k, u) y = Relu (d) }"
+    act = "s = Sigmoid (c) a = Mul (c, s) "
+    constants = {
+        "w": weights(32, 32, 3, 3),
+        "v": weights(32, 32, 3, 3, seed=1),
+        "u": weights(32, 32, 1, 1, seed=2),
+        "half": np.float32(1.5),
+        "around": np.asarray([0, 0, 1, 1, 0, 0, 1, 1]),
+    }
+    bodies = {
+        "plain": "[c1] k = Conv <pads = [1,1,1,1]> (a, v)",
+        "shifted": "p = Pad (a, around) m = Sub (p, half) [c1] k = Conv (m, v)",
+    }
+    feeds = {"x": weights(4, 1, 32, 16, 16, seed=3)}
+    off = onnxfq.AccuracyTarget(repair=None)
+    made = {
+        name: onnxfq.quantize(build(f"{head}{act}{body}{tail}", constants), feeds, accuracy=off).qdq
+        for name, body in bodies.items()
+    }
+    kernels = {}
+    for name, reports in build_all(tmp_path, made).items():
+        report = list(reports.values())[-1]
+        assert report.built, (report.faults, report.errors)
+        assert {row.split()[1] for row in verdicts(read(made[name], EXTRA), report).values()} == {"low"}
+        kernels[name] = sum(layer.is_kernel for layer in parse_layers(report.layers))
+    assert kernels["shifted"] == kernels["plain"]

@@ -46,9 +46,10 @@ UNITS = {
         {"QLinearConv": 3, "QLinearAdd": 1},
     ),
     "constant operand": (
-        f"[c0] h = Conv {PADS} (x, w) t = Add (h, offset) {TAIL}",
+        f"[c0] h = Conv {PADS} (x, w) r = Relu (h) t = Add (r, offset) {TAIL}",
         {"QLinearConv": 2, "QLinearAdd": 1},
     ),
+    "bias behind": (f"[c0] h = Conv {PADS} (x, w) t = Add (h, offset) {TAIL}", {"QLinearConv": 2}),
     "silu": (
         f"[c0] h = Conv {PADS} (x, w, b) g = Sigmoid (h) t = Mul (h, g) {TAIL}",
         {"QLinearConv": 2, "QLinearSigmoid": 1, "QLinearMul": 1},
@@ -227,6 +228,56 @@ def test_normalization_is_folded_exactly() -> None:
     )
     for before, after in zip(given, made, strict=True):
         np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)  # float32 sums in another order
+
+
+@pytest.mark.parametrize(
+    ("behind", "left"),
+    [
+        ("Add (c, offset)", 0),
+        ("Sub (c, offset)", 0),
+        ("Mul (offset, c)", 0),
+        ("Div (c, offset)", 0),
+        ("Mul (c, six)", 0),
+        ("Sub (offset, c)", 1),
+        ("Div (offset, c)", 1),
+        ("Add (c, columns)", 1),
+        ("Add (c, more)", 1),
+        ("Div (c, zero)", 1),
+        ("Add (c, c)", 1),
+    ],
+)
+@pytest.mark.parametrize("conv", ["Conv (x, w)", "Conv (x, w, b)", "ConvTranspose <group = 2> (x, g)"])
+def test_constants_of_channels_are_folded_exactly(behind: str, left: int, conv: str) -> None:
+    """A convolution takes up sums and products with a constant of its channels, and no others."""
+    constants = {**CONSTANTS, "columns": weights(9 if "T" in conv else 7), "more": weights(1, 1, 4, 1, 1)}
+    constants |= {"g": weights(4, 2, 1, 1)}
+    proto = build(f"g (float[N,4,9,9] x) => (float[] y) {{ [c0] c = {conv} [n0] y = {behind} }}", constants)
+    made = prepare_model(load(proto), "onnxruntime").proto
+    assert len(made.graph.node) == 1 + left
+    feed = {"x": weights(2, 4, 9, 9, seed=11)}
+    want, got = (
+        onnxruntime.InferenceSession(one.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, feed
+        )
+        for one in (proto, made)
+    )
+    np.testing.assert_allclose(got[0], want[0], rtol=2e-5, atol=2e-5)  # float32 sums in another order
+
+
+def test_a_sum_is_not_rounded_before_its_bias() -> None:
+    """A large constant behind a convolution costs no bits of what is in front of it."""
+    text = f"{IMAGE} {{ [c0] h = Conv {PADS} (x, w) s = Add (h, offset) t = Relu (s) {TAIL} }}"
+    samples = {"x": weights(32, 4, 9, 9, seed=12)}
+    found = []
+    for shift in (0, 200):
+        proto = build(text, CONSTANTS | {"offset": CONSTANTS["offset"] - shift, "b": weights(4)})
+        proto.graph.node[0].input.append("lift")
+        lift = onnx.numpy_helper.from_array(np.full(4, shift, np.float32), "lift")
+        proto.graph.initializer.append(lift)
+        off = onnxfq.AccuracyTarget(repair=None)
+        result = onnxfq.quantize(proto, samples, recipe="onnxruntime-int8", accuracy=off)
+        found.append(result.evaluation.lowest_db)
+    assert found[1] == pytest.approx(found[0], abs=0.5)  # float32 sums near 200 differ
 
 
 def test_a_bias_keeps_the_kernel_of_its_product(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import DataError, ModelError
+from onnxfq.execution.drawn_inputs import draw_feed
 from onnxfq.graph.normalize.shapes import add_shapes
-from onnxfq.targets.profiles import draw_feed, profiles
+from onnxfq.targets.profiles import profiles
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.cast import Casting, cast

@@ -19,7 +19,7 @@ from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import load
-from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
+from onnxfq.graph.normalize.fold_batch_norm import FOLDED, fold_batch_norm
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.runtime.session import Session
@@ -54,7 +54,7 @@ class FloatModel:
     """The float model.
 
     Attributes:
-        proto: with each BatchNormalization folded that can be, but for those of the file.
+        proto: with all folded into convolutions that can be, but for what the file has.
         tensors: by number of a quantizer, the float tensor that it quantizes.
         layers: by node of the float form of the file, the layer with its weight.
         unmatched: quantized tensors of the file without a float one.
@@ -75,8 +75,8 @@ class FloatModel:
         loaded = load(model)
         if any(node.op_type in QUANTIZED_OPS for node in loaded.proto.graph.node):
             raise ModelError(f"{loaded.source} is quantized; give the float model that the file was made of")
-        norms = [node for node in file.graph.node if node.op_type == "BatchNormalization"]
-        proto = fold_batch_norm(loaded, {node.output[0] for node in norms}).proto
+        own = {node.output[0] for node in file.graph.node if node.op_type in FOLDED}
+        proto = fold_batch_norm(loaded, own).proto
         index = GraphIndex.of_model(proto)
         inner = [name for node in proto.graph.node for name in node.output if name]
         floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.UNDEFINED}

@@ -1,12 +1,14 @@
-"""Folding of BatchNormalization into the convolution in front, for runtimes that do not fold it themselves.
+"""Folding of BatchNormalization, and of sums and products with constants, into the convolution in front.
 
-A runtime that fuses a quantized convolution into one integer kernel has its weight as integers already, so a
-BatchNormalization behind it would run in float. In float it is one affine function of each channel [ONNX,
-BatchNormalization]: y = (x - mean) * scale / sqrt(var + epsilon) + bias.
+Runtimes that fuse a quantized convolution into one integer kernel do not fold them themselves: the weight is
+integers already, and what stands behind it would run in float, or round its result once more. Each is one
+affine function of a channel. BatchNormalization is y = (x - mean) * scale / sqrt(var + epsilon) + bias [ONNX,
+BatchNormalization].
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -17,66 +19,99 @@ from numpy.typing import NDArray
 
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.model import Model, list_graphs
+from onnxfq.graph.model import Model, list_graphs, list_nodes
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS
 from onnxfq.graph.queries import float_type
 
 _EPSILON = 1e-5
 
+FOLDED = ("BatchNormalization", "Mul", "Div", "Add", "Sub")
+"""Operators that are folded where their other operands are constants."""
+
 _Float64s = NDArray[np.float64]
 
 
 def fold_batch_norm(model: Model, kept: Collection[str] = ()) -> Model:
-    """Return `model` with each BatchNormalization that only a convolution feeds folded into it.
+    """Return `model` with all of FOLDED that only a convolution feeds folded into it, channel by channel.
 
-    Weights and biases are computed in float64 and rounded once. A BatchNormalization stays if its parameters
-    or the weight are computed, if it trains, if something else reads the result of the convolution, or if its
-    output is one of `kept`. The model itself is returned if none can be folded.
+    Weights and biases are computed in float64 and rounded once. A node stays if its parameters or the weight
+    are computed, if it trains, if something else reads the result of the convolution, or if its output is one
+    of `kept`. The model itself is returned if none can be folded.
     """
-    if not any(node.op_type == "BatchNormalization" for node in model.proto.graph.node):
+    if not any(node.op_type in CONVOLUTIONS for node in list_nodes(model.proto.graph)):
         return model
-    graph, count = model.graph(), 0
+    graph, counts = model.graph(), Counter[str]()
     editor = Editor(graph)
     for scope in list_graphs(graph):
-        norms = [node for node in scope.nodes if node.op == "BatchNormalization"]
-        for norm in [node for node in norms if node.outputs[0].name not in kept]:
-            conv = _find_convolution(norm, scope)
-            if conv is not None:
-                _fold(editor, conv, norm)
-                conv.outputs, norm.outputs = [norm.outputs[0]], []
-                scope.nodes.remove(norm)
-                count += 1
-    if not count:
+        for node in [one for one in scope.nodes if one.op in FOLDED and one.outputs[0].name not in kept]:
+            conv = _find_convolution(node, scope)
+            change = None if conv is None else _read_change(node, conv)
+            if conv is not None and change is not None:
+                _fold(editor, conv, *change)
+                conv.outputs, node.outputs = [node.outputs[0]], []
+                scope.nodes.remove(node)
+                counts[node.op] += 1
+    if not counts:
         return model
-    note = f"{count} BatchNormalization folded into the convolution in front"
+    found = ", ".join(f"{counts[op]} {op}" for op in FOLDED if op in counts)
+    note = f"{found} folded into the convolution in front"
     return replace(model.with_graph(graph), notes=(*model.notes, note))
 
 
-def _find_convolution(norm: gs.Node, scope: gs.Graph) -> gs.Node | None:
-    """Return the convolution that `norm` can be folded into; None if there is none."""
-    conv = norm.inputs[0].inputs[0] if norm.inputs[0].inputs else None
-    if conv is None or conv.op not in CONVOLUTIONS or not {conv.domain, norm.domain} <= {*STANDARD_DOMAINS}:
+def _find_convolution(node: gs.Node, scope: gs.Graph) -> gs.Node | None:
+    """Return the convolution that `node` can be folded into; None if there is none."""
+    computed = [one for one in node.inputs if not isinstance(one, gs.Constant)]
+    conv = computed[0].inputs[0] if len(computed) == 1 and computed[0].inputs else None
+    if conv is None or conv.op not in CONVOLUTIONS or not {conv.domain, node.domain} <= {*STANDARD_DOMAINS}:
         return None
     between = conv.outputs[0]
     is_read = len(between.outputs) > 1 or any(between is output for output in scope.outputs)
-    if is_read or norm.attrs.get("training_mode", 0) or len(norm.outputs) > 1:
+    if is_read or node.attrs.get("training_mode", 0) or len(node.outputs) > 1:
         return None
-    constants = [tensor for tensor in (*conv.inputs[1:3], *norm.inputs[1:5]) if tensor.name]
+    constants = [
+        tensor for tensor in (*conv.inputs[1:3], *node.inputs) if tensor.name and tensor is not between
+    ]
     known = all(isinstance(tensor, gs.Constant) and float_type(tensor) is not None for tensor in constants)
     return conv if known else None
 
 
-def _fold(editor: Editor, conv: gs.Node, norm: gs.Node) -> None:
-    scale, offset, mean, variance = (constant_array(tensor).astype(np.float64) for tensor in norm.inputs[1:5])
-    factor = scale / np.sqrt(variance + np.float64(np.float32(norm.attrs.get("epsilon", _EPSILON))))
+def _read_change(node: gs.Node, conv: gs.Node) -> tuple[_Float64s, _Float64s] | None:
+    """Return factor and offset that each channel gets, or one for all; None for other changes."""
+    if node.op == "BatchNormalization":
+        scale, offset, mean, variance = (constant_array(one).astype(np.float64) for one in node.inputs[1:5])
+        factor = scale / np.sqrt(variance + np.float64(np.float32(node.attrs.get("epsilon", _EPSILON))))
+        return factor, offset - mean * factor
+    slot = [isinstance(one, gs.Constant) for one in node.inputs].index(True)
+    values, weight = constant_array(node.inputs[slot]).astype(np.float64), conv.inputs[1]
+    rank = len(weight.shape)
+    by_channel = (1,) * (rank - values.ndim) + values.shape
+    if (
+        values.ndim > rank
+        or max((*by_channel[:1], *by_channel[2:])) != 1
+        or (slot == 0 and node.op in ("Div", "Sub"))
+    ):
+        return None
+    outputs = weight.shape[0] if conv.op == "Conv" else weight.shape[1] * conv.attrs.get("group", 1)
+    values = np.broadcast_to(values.reshape(-1), outputs)
+    nothing, one = np.zeros(outputs), np.ones(outputs)
+    if node.op in ("Add", "Sub"):
+        return one, values if node.op == "Add" else -values
+    if node.op == "Mul":
+        return values, nothing
+    return (1 / values, nothing) if values.all() else None
+
+
+def _fold(editor: Editor, conv: gs.Node, factor: _Float64s, offset: _Float64s) -> None:
     weight, *biases = [tensor for tensor in conv.inputs[1:3] if tensor.name]
     bias = constant_array(biases[0]).astype(np.float64) if biases else np.zeros(1)
-    scaled = _scale_channels(constant_array(weight).astype(np.float64), factor, conv)
     bias_name = biases[0].name if biases else f"{weight.name}/bias"
+    if (factor != 1).any():
+        scaled = _scale_channels(constant_array(weight).astype(np.float64), factor, conv)
+        weight = _store(editor, conv, weight.name, scaled.astype(weight.dtype))
     conv.inputs = [
         conv.inputs[0],
-        _store(editor, conv, weight.name, scaled.astype(weight.dtype)),
-        _store(editor, conv, bias_name, ((bias - mean) * factor + offset).astype(weight.dtype)),
+        weight,
+        _store(editor, conv, bias_name, (bias * factor + offset).astype(weight.dtype)),
     ]
 
 
