@@ -12,7 +12,8 @@ import onnxfq
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.passes.qdq_form import PLAIN
 from onnxfq.remedies import runtime_cure
-from onnxfq.targets.onnxruntime import float_products
+from onnxfq.targets.onnxruntime import float_products, policy
+from onnxfq.targets.target import BuildOptions
 
 MIDDLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "Conv": ("[mid] c = Conv <pads = [1,1,1,1]> (a, w, b1)", (8, 8, 3, 3)),
@@ -140,3 +141,20 @@ def test_other_targets_keep_their_form() -> None:
     for name in ("tensorrt", "openvino", "simulation"):
         assert onnxfq.targets.target_by_name(name).form.finish is not float_products.keep_floats
     assert PLAIN.finish is None
+
+
+def test_a_turned_weight_of_several_products_runs_in_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values are stored turned; if the second line fails, ONNX Runtime needs that no more."""
+    proto = build(
+        """g (float[N,6,32] x) => (float[] y) { t = Transpose <perm = [1,0]> (w) a = MatMul (x, t)
+        b = Tanh (a) c = MatMul (b, t) y = Tanh (c) }""",
+        {"w": weights(32, 32)},
+    )
+    quiet, kept = onnxfq.AccuracyTarget(repair=None), []
+    for store in (policy.store_turned, lambda model, readers: model):
+        monkeypatch.setattr(policy, "store_turned", store)
+        made = onnxfq.quantize(proto, feeds((1, 6, 32)), recipe="onnxruntime-int8", accuracy=quiet)
+        (row,) = onnxfq.check(made.qdq, "onnxruntime", build=BuildOptions()).coverage
+        kept.append((row.kept, row.promised))
+    assert kept[0] == (2, 2)
+    assert kept[1] == (0, 2)

@@ -11,8 +11,11 @@ from onnxfq.graph.model import Model, list_graphs
 from onnxfq.graph.ops import STANDARD_DOMAINS
 
 
-def store_turned(model: Model) -> Model:
-    """Return `model` with the result of each Transpose of a constant stored; itself without any."""
+def store_turned(model: Model, readers: int = 1) -> Model:
+    """Return `model` with the result of each Transpose of a constant stored; itself without any.
+
+    readers: how many a result has at least.
+    """
     if not any(node.op_type == "Transpose" for node in model.proto.graph.node):
         return model
     graph, count = model.graph(), 0
@@ -20,7 +23,7 @@ def store_turned(model: Model) -> Model:
     for scope in list_graphs(graph):
         for turn in [node for node in scope.nodes if _turns_constant(node)]:
             result = turn.outputs[0]
-            if any(result is output for output in scope.outputs):
+            if len(result.outputs) < readers or any(result is output for output in scope.outputs):
                 continue
             values = np.ascontiguousarray(
                 np.transpose(constant_array(turn.inputs[0]), turn.attrs.get("perm"))
