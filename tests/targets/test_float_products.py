@@ -158,3 +158,18 @@ def test_a_turned_weight_of_several_products_runs_in_integers(monkeypatch: pytes
         kept.append((row.kept, row.promised))
     assert kept[0] == (2, 2)
     assert kept[1] == (0, 2)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_sum_of_two_products_runs_in_integers(rows: int) -> None:
+    """As of the input and the state of an unrolled recurrence, which ONNX Runtime makes a Gemm of."""
+    proto = build(
+        f"""g (float[{rows},32] x, float[{rows},32] z) => (float[] y) {{ a = MatMul (x, w) c = MatMul (z, v)
+        s = Add (a, c) t = Add (s, b) y = Tanh (t) }}""",
+        {"w": weights(32, 32), "v": weights(32, 32, seed=1), "b": weights(32)},
+    )
+    given = [{**one, "z": -one["x"]} for one in feeds((rows, 32))]
+    quiet = onnxfq.AccuracyTarget(repair=None)
+    made = onnxfq.quantize(proto, given, recipe="onnxruntime-int8", accuracy=quiet)
+    (row,) = onnxfq.check(made.qdq, "onnxruntime", build=BuildOptions()).coverage
+    assert (row.kept, row.promised) == (2, 2)
