@@ -173,7 +173,7 @@ ROOM_LINES: dict[str, int] = {
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1107,  # mixes of least noise for every cost; remedies fell
     "passes": 1640,  # a product of any rank and its bias as Gemm; targets fell
-    "placement": 1599,  # prices of kernels for products and convolutions; documents and stages fell
+    "placement": 1633,  # runs of any length, a price of computed weights; no room fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 358,  # threads for reports; no room fell
     "remedies": 1551,  # 16 bits for single sums and norms; no room fell
@@ -181,7 +181,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1884,  # threads for reports, caches by genai_config.json; no room fell
     "support": 1372,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6496,  # a rule about single blocks, attention of Einsums; no room fell
+    "targets": 6523,  # kept promises: products behind a Concat, shared turned weights; no room fell
     "tools": 1804,  # times by the clock of the runtime's worker; graph fell
     "torch": 6029,  # functions refuse what layers refuse; grids share buffers and checks, compat fell too
 }
