@@ -48,7 +48,7 @@ REMARKS = {
     "does. By that the ranges of `upward 1 in groups` and `learned queries` are equal tensor by tensor, "
     "finer behind Softmax. Weights have a scale for each channel, not one. What is left is how they round."
 }
-"""What was found of a runtime's rows."""
+"""Causes of a difference between tools, by runtime."""
 
 PACKAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "qnn": "onnxruntime_qnn"}
 Tool = Callable[[Path, onnx.ModelProto, list[Feed]], onnx.ModelProto]

@@ -32,7 +32,7 @@ _REMEDY = "; to quantize it, set small_shapes: quantize in the recipe"
 
 
 class _Origin(NamedTuple):
-    """What makes a tensor, behind operators without weights.
+    """The makers of a tensor, behind operators without weights.
 
     Attributes:
         entering: share of its numbers that float operators make; 1 if no quantized node makes any.
@@ -125,7 +125,7 @@ class _Ledger:
         self._prices: dict[int, float] = {}
 
     def switch(self, nodes: Collection[gs.Node]) -> None:
-        """Quantize those of the weighted `nodes` that are in float, and leave the others in float."""
+        """Quantize the weighted `nodes` that are in float, and leave the others in float."""
         touched: dict[int, gs.Tensor] = {}
         for node in nodes:
             self.low ^= {node.name}

@@ -163,7 +163,7 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
 def _leave_out_joined(
     decisions: list[NodeDecision], plain: Mapping[str, gs.Node], joined: Collection[str]
 ) -> list[NodeDecision]:
-    """Return `decisions`, in float for those of the `plain` products with an operand in `joined`.
+    """Return `decisions`, in float for `plain` products with an operand in `joined`.
 
     One kernel multiplies for both products of an attention, so that the second is in float with the first.
     """
