@@ -181,7 +181,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1542,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1884,  # threads for reports, caches by genai_config.json; no room fell
     "support": 1372,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6523,  # kept promises: products behind a Concat, shared turned weights; no room fell
+    "targets": 6504,  # kept promises: products behind a Concat, shared turned weights; no room fell
     "tools": 1804,  # times by the clock of the runtime's worker; graph fell
     "torch": 6029,  # functions refuse what layers refuse; grids share buffers and checks, compat fell too
 }
