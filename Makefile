@@ -59,6 +59,7 @@ qnn:  ## the emulation of Qualcomm's HTP in an environment alone: its table and 
 	build/qnn/bin/pip uninstall --quiet --yes onnxruntime-gpu
 	build/qnn/bin/pip install --quiet --force-reinstall --no-deps onnxruntime onnxruntime-qnn
 	build/qnn/bin/python scripts/runtime_forms.py --runtimes qnn
+	ONNXFQ_RUNTIME=cpu build/qnn/bin/pip install --quiet --force-reinstall --no-deps .
 	build/qnn/bin/pytest --whole tests/targets/test_qnn.py tests/targets/test_runtime_forms.py tests/targets/test_structures_low.py -k qnn
 
 release:  ## a rehearsal: archive of sources, wheel from it, and the wheel alone in a fresh environment

@@ -4,10 +4,11 @@
 
 The networks of tests/networks are built by TensorRT for RTX, without a GPU, with scales that are made up.
 Bytes are the results that kernels write and the weights that they read, per sample. The last columns have the
-share of the multiply-adds in low precision, and what each kernel more than in half saves by the prices of
-`placement/prices.py`: bytes, and multiply-adds as bytes. No time is measured. With `--out` the counts also go
-to tests/networks/kernels_beside_half.json: a test lets no plan have more than its count there, or than 1.05
-times half's.
+share of the multiply-adds in low precision, what each kernel more than in half saves by the prices of
+`placement/prices.py`, in bytes, with multiply-adds as bytes, and what pays for the kernels above 1.05 times
+half's. No time is measured. With `--out` the counts and these words also go to
+tests/networks/kernels_beside_half.json: a test lets no plan have more than its count there, or than 1.05
+times half's, and names each network whose kernels nothing pays for.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "networks"), str(TESTS / "torch")]
 
 import plan_networks  # noqa: E402  (just added)
-from engines import build_beside_half, count_low, unmeasured  # noqa: E402
+from engines import build_beside_half, count_low, plan_model, unmeasured  # noqa: E402
 
 MOST = 1.05
 LAUNCH = 1 << 20
@@ -39,11 +40,24 @@ LAUNCH = 1 << 20
 RECIPES = ("tensorrt-fp8", "tensorrt-nvfp4")
 
 
+NOTES = ("the model has no better one", "so are all of the model's")
+"""Notes of a plan in which nothing pays for its kernels."""
+
+
 class Found(NamedTuple):
-    """Figures of both engines of a network, and its multiply-adds, in low precision and in all."""
+    """Figures of a network.
+
+    Attributes:
+        ours: of the engine of its plan.
+        half: of the engine in half.
+        asked: whether nothing in it pays, so that its plan does what is asked nevertheless.
+        low: multiply-adds in low precision.
+        total: all multiply-adds.
+    """
 
     ours: EngineFigures
     half: EngineFigures
+    asked: bool
     low: int
     total: int
 
@@ -56,10 +70,12 @@ def measure(recipe: str, only: str) -> dict[str, Found]:
             if only in name:
                 try:
                     proto = make(Path(folder))
-                    plan, counts = unmeasured(proto, recipe, "fp16"), count_low(proto, recipe)
+                    qdq, plan = unmeasured(proto, recipe, "fp16"), plan_model(proto, recipe)[1]
                 except ModelError:
                     continue
-                found[name] = Found(*build_beside_half(plan, Path(folder)), *counts)
+                asked = any(note in placement.why for placement in plan.placements for note in NOTES)
+                pair = build_beside_half(qdq, Path(folder))
+                found[name] = Found(*pair, asked, *count_low(proto, recipe))
                 print(recipe, name, *(one.kernels for one in found[name][:2]), flush=True)
     return found
 
@@ -77,15 +93,20 @@ def make_table(recipe: str, found: dict[str, Found]) -> str:
         "only quantizing",
         "low",
         "MB saved",
+        "above 1.05",
     ]
-    rows = [[*_list_figures([one]), _describe_saved(recipe, one)] for one in found.values()]
-    rows.append([*_list_figures([*found.values()]), ""])
+    rows = [
+        [*_list_figures([one]), _describe_saved(recipe, one), explain(recipe, one)] for one in found.values()
+    ]
+    rows.append([*_list_figures([*found.values()]), "", ""])
     table = [[name, *row] for name, row in zip([*found, "all"], rows, strict=True)]
-    above = [one for one in found.values() if one.ours.kernels > MOST * one.half.kernels]
-    paid = sum(_save(recipe, one) >= LAUNCH for one in above)
+    words = [explain(recipe, one) for one in found.values()]
+    above = [text for text in words if text]
+    paid, asked = above.count(PAID), above.count(ASKED)
     text = (
-        f"{len(above)} of {len(found)} networks have more than {MOST} times the kernels of half. "
-        f"In {paid} of these each kernel more saves {LAUNCH / 1e6:.2f} MB or more."
+        f"{len(above)} of {len(found)} networks have more than {MOST} times the kernels of half. In {paid} "
+        f"of these ({PAID}) each kernel more saves {LAUNCH / 1e6:.2f} MB or more. In {asked} ({ASKED}) "
+        "no part saves what its kernels cost, and the plan says so."
     )
     return f"{text}\n\n{markdown_table(heads, table)}"
 
@@ -101,6 +122,18 @@ def _list_figures(found: list[Found]) -> list[str]:
         f"{ours[1] / half[1]:.2f}",
         str(ours[2]),
     ] + [f"{share:.0%}"]
+
+
+PAID, ASKED, UNPAID = "bytes pay", "nothing pays", "does not pay"
+
+
+def explain(recipe: str, one: Found) -> str:
+    """Return what pays for the kernels of a network above 1.05 times half's; empty for others."""
+    if one.ours.kernels <= MOST * one.half.kernels:
+        return ""
+    if _save(recipe, one) >= LAUNCH:
+        return PAID
+    return ASKED if one.asked else UNPAID
 
 
 def _describe_saved(recipe: str, one: Found) -> str:
@@ -127,7 +160,9 @@ def main() -> None:
     counts = {}
     for recipe in RECIPES:
         found = measure(recipe, given.only)
-        counts[recipe] = {name: [one.kernels for one in pair[:2]] for name, pair in found.items()}
+        counts[recipe] = {
+            name: [one.ours.kernels, one.half.kernels, explain(recipe, one)] for name, one in found.items()
+        }
         write_section(given.out, "Kernels next to half", recipe, make_table(recipe, found))
     if given.out:
         text = (

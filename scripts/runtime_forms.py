@@ -17,14 +17,18 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from form_tables import Tried, between_products, htp_operators, parser_forms, products
 
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.targets.qnn.build import name_release
-from onnxfq.targets.reading.runtime_forms import CURES, LAST, TABLE_FILE, RuntimeForm
+from onnxfq.targets.reading.runtime_forms import CURES, LAST, RuntimeForm
 from onnxfq.targets.target import target_by_name
+
+FILE = Path(__file__).resolve().parents[1] / "onnxfq/targets/reading/runtime_forms.json"
+"""The table of the checkout, also where the package that asks is installed."""
 
 
 class Table(NamedTuple):
@@ -128,7 +132,7 @@ class Part(NamedTuple):
 
 def read_parts() -> dict[str, Part]:
     """Return the parts of the file by runtime."""
-    content = json.loads(TABLE_FILE.read_text(encoding="utf-8"))
+    content = json.loads(FILE.read_text(encoding="utf-8"))
     return {
         name: Part(*(part[key] for key in Part._fields[:3]), [_read_row(row) for row in part["forms"]])
         for name, part in content.items()
@@ -146,7 +150,7 @@ def write(parts: Mapping[str, Part]) -> None:
         head = ", ".join(f"{json.dumps(key)}: {json.dumps(getattr(part, key))}" for key in Part._fields[:3])
         rows = ",\n".join("  " + json.dumps(store(row)) for row in part.rows)
         texts.append(f' {json.dumps(name)}: {{{head}, "forms": [\n{rows}\n ]}}')
-    TABLE_FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n", encoding="utf-8")
+    FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n", encoding="utf-8")
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import onnx
 
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.plan import Placement
+from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
@@ -94,6 +94,13 @@ def depthwise_channels(proto: onnx.ModelProto, name: str) -> int:
     return next(a.i for a in node.attribute if a.name == "group")
 
 
+def plan_model(model: str | Path | onnx.ModelProto, recipe: str | Recipe) -> tuple[Model, Plan]:
+    """Return the model as the target of `recipe` prepares it, and its plan."""
+    chosen = load_recipe(recipe)
+    loaded = prepare_model(load(model), chosen.target)
+    return loaded, make_plan(loaded, chosen)
+
+
 def unmeasured(
     model: str | Path | onnx.ModelProto, recipe: str | Recipe, floats: FloatName = "fp32"
 ) -> onnx.ModelProto:
@@ -101,9 +108,7 @@ def unmeasured(
 
     floats: type of what is not quantized; no tensor is taken to be beyond it.
     """
-    chosen = load_recipe(recipe)
-    loaded = prepare_model(load(model), chosen.target)
-    plan = make_plan(loaded, chosen)
+    loaded, plan = plan_model(model, recipe)
     encodings = [_make_up(loaded, placement) for placement in plan.placements]
     made = Encodings(model_sha256=loaded.sha256, encodings=tuple(encodings))
     if floats == "fp32":
@@ -117,9 +122,8 @@ def unmeasured(
 
 def count_low(model: str | Path | onnx.ModelProto, recipe: str) -> tuple[int, int]:
     """Return the multiply-adds of a sample in low precision by the plan of `recipe`, and in all."""
-    chosen = load_recipe(recipe)
-    loaded = prepare_model(load(model), chosen.target)
-    low = make_plan(loaded, chosen).quantized_nodes
+    loaded, plan = plan_model(model, recipe)
+    low = plan.quantized_nodes
     nodes = filter(is_weighted, nodes_by_graph(with_found_types(loaded)[0].graph()))
     counts = {node.name: count_multiplies(node) for node in nodes}
     return sum(count for name, count in counts.items() if name in low), sum(counts.values())

@@ -7,7 +7,8 @@ others are scored: of 8 a tool may be a decibel better by luck. NNCF quantizes f
 where there is a Softmax. `quantize_static` with a scale for each channel quantizes for ONNX Runtime's CPU,
 and `get_qnn_qdq_config` for QNN. Both models are preprocessed by ONNX Runtime's tools. All tools have 8 bits.
 QNN needs an environment with the package onnxruntime-qnn: the emulation of the HTP is asked. The runtime says
-which products it runs in integers. No time is measured.
+which products it runs in integers. For QNN other columns have onnxfq's recipe with ranges from least to
+largest value, as its quantizer has them. No time is measured.
 """
 
 from __future__ import annotations
@@ -37,20 +38,32 @@ from structure_networks import STRUCTURES, structure  # noqa: E402
 
 import onnxfq  # noqa: E402
 from onnxfq.runtime.session import Session  # noqa: E402
+from onnxfq.targets.recipes import load_recipe  # noqa: E402
 from onnxfq.targets.target import BuildOptions, target_by_name  # noqa: E402
 
 PRODUCTS = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul")
 CALIBRATING, UNSEEN = 16, 64
+REMARKS = {
+    "qnn": " The quantizer of QNN takes ranges from least to largest value, as the column `with minmax` "
+    "does. By that the ranges of `upward 1 in groups` and `learned queries` are equal tensor by tensor, "
+    "finer behind Softmax. Weights have a scale for each channel, not one. What is left is how they round."
+}
+"""Causes of a difference between tools, by runtime."""
+
 PACKAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "qnn": "onnxruntime_qnn"}
+Tool = Callable[[Path, onnx.ModelProto, list[Feed]], onnx.ModelProto]
+"""A quantizer: a function of a folder with the model, the model and its samples."""
+
 TYPES = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
 
 
-def by_onnxfq(target: str) -> Callable[[Path, onnx.ModelProto, list[Feed]], onnx.ModelProto]:
-    """Return the function that quantizes for a target by its recipe, without repair."""
+def by_onnxfq(target: str, **activations: str) -> Tool:
+    """Return the function that quantizes for a target by its recipe with these changes, without repair."""
+    recipe = load_recipe(f"{target}-int8").override(activations=activations)
 
     def quantized(folder: Path, proto: onnx.ModelProto, feeds: list[Feed]) -> onnx.ModelProto:
         quiet = onnxfq.AccuracyTarget(repair=None)
-        return onnxfq.quantize(proto, feeds, recipe=f"{target}-int8", accuracy=quiet).qdq
+        return onnxfq.quantize(proto, feeds, recipe=recipe, accuracy=quiet).qdq
 
     return quantized
 
@@ -70,7 +83,7 @@ def by_qnn(folder: Path, proto: onnx.ModelProto, feeds: list[Feed]) -> onnx.Mode
     return onnx.load(folder / "made.onnx")
 
 
-def by_nncf(python: str | None) -> Callable[[Path, onnx.ModelProto, list[Feed]], onnx.ModelProto]:
+def by_nncf(python: str | None) -> Tool:
     """Return the function that quantizes by NNCF in the environment of `python`."""
 
     def quantized(folder: Path, proto: onnx.ModelProto, feeds: list[Feed]) -> onnx.ModelProto:
@@ -127,7 +140,7 @@ def main() -> None:
     peers = {
         "onnxruntime": {"quantize_static": by_static},
         "openvino": {"NNCF": by_nncf(given.nncf)} if given.nncf else {},
-        "qnn": {"get_qnn_qdq_config": by_qnn},
+        "qnn": {"with minmax": by_onnxfq("qnn", calibrator="minmax"), "get_qnn_qdq_config": by_qnn},
     }
     for target, others in peers.items():
         if find_spec(PACKAGES[target]) is None or not others:
@@ -142,6 +155,7 @@ def main() -> None:
         heads = [f"{tool}: {what}" for tool in tools for what in ("in integers", "dB")]
         release = target_by_name(target).release()
         text = f"{release}; products by its word, and dB of the worst output on {UNSEEN} unseen samples."
+        text += REMARKS.get(target, "")
         table = markdown_table(["network", "products", *heads], rows)
         write_section(given.out, "onnxfq next to the quantizers of runtimes", target, f"{text}\n\n{table}")
 

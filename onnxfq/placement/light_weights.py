@@ -7,13 +7,12 @@ scales and order them: engines of 20 networks in NVFP4 have 2,131 layers, and 1,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import prod
+from collections.abc import Collection
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.queries import weight_source
-from onnxfq.placement.prices import count_numbers, price_sums, save_products
+from onnxfq.graph.queries import find_fixed
+from onnxfq.placement.prices import count_numbers, price_sums, save_products, split_operands
 from onnxfq.placement.target_policy import NodeDecision, fewer_or_noted
 
 _PRODUCTS = ("MatMul", "Gemm")
@@ -25,7 +24,7 @@ _REMEDY = "; to quantize it, set small_shapes: quantize in the recipe"
 
 
 def leave_out_light(
-    decisions: list[NodeDecision], nodes: Iterable[gs.Node], kernel: int
+    decisions: list[NodeDecision], nodes: Collection[gs.Node], kernel: int
 ) -> list[NodeDecision]:
     """Return `decisions`, in float with a reason for products that cost more than they save.
 
@@ -34,30 +33,32 @@ def leave_out_light(
 
     Args:
         decisions: decisions on the weighted nodes.
-        nodes: all nodes.
+        nodes: all nodes, makers before readers.
         kernel: bytes that a launch counts as.
     """
     by_name = {node.name: node for node in nodes if node.op in _PRODUCTS}
-    fewer = []
+    fixed, fewer = find_fixed(nodes), []
     for decision in decisions:
-        cost = _price(by_name[decision.node], decision, kernel) if decision.node in by_name else 0.0
+        node = by_name.get(decision.node)
+        cost = 0.0 if node is None else _price(node, decision, fixed, kernel)
         why = f"its kernels cost {cost:,.0f} bytes more than {decision.op_type} saves{_REMEDY}"
         fewer.append(decision.leave_out("light-weight", why) if cost > 0 else decision)
     return fewer_or_noted(decisions, fewer, "its weight is small, and so are all of the model's")
 
 
-def _price(node: gs.Node, decision: NodeDecision, kernel: int) -> float:
+def _price(node: gs.Node, decision: NodeDecision, fixed: Collection[str], kernel: int) -> float:
     """Return the bytes that the kernels of `node` cost, less those that it saves; 0 without float formats."""
     placed = [p for p in decision.placements if p.role == "activation" and p.spec.qtype.is_float]
-    source = weight_source(node, 1) or weight_source(node, 0)
-    if not placed or (source is None and not placed[0].spec.dynamic):
+    dynamic = bool(placed) and placed[0].spec.dynamic
+    # A builder does not fold what computes dynamic scales.
+    weights, read = split_operands(node, () if dynamic else fixed)
+    if not placed or not (weights or dynamic):
         return 0.0
     qtype = placed[0].spec.qtype
     cost = price_sums(node, kernel) - save_products(node, qtype.bits)
-    if source is not None:
-        cost -= prod(source.tensor.shape) * (2 - qtype.bits / 8)
-    for data in (tensor for slot, tensor in enumerate(node.inputs[:2]) if weight_source(node, slot) is None):
-        readers = sum(reader.op in _PRODUCTS for reader in data.outputs)
-        if placed[0].spec.dynamic:
-            cost += (_DYNAMIC * kernel + _FLOATS * count_numbers(data)) / max(readers, 1)
+    cost -= sum(map(count_numbers, weights)) * (2 - qtype.bits / 8)
+    for tensor in read:
+        readers = sum(reader.op in _PRODUCTS for reader in tensor.outputs)
+        if dynamic:
+            cost += (_DYNAMIC * kernel + _FLOATS * count_numbers(tensor)) / max(readers, 1)
     return cost

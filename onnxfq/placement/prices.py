@@ -12,12 +12,14 @@ writes its sums in float32, for a kernel more in nearly all engines. No time was
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.graph.follow import follow, readers_of
 from onnxfq.graph.ops import CONVOLUTIONS, RESHAPES, find_summed_axis, is_weighted
+from onnxfq.graph.queries import weight_source
 
 OPEN_SIZE = 64
 """Size that an open axis counts as; an open first axis, of samples, counts as one."""
@@ -60,6 +62,23 @@ def save_products(node: gs.Node, bits: int) -> float:
     return count_multiplies(node) * (1 - bits / 16) / MULTIPLIES
 
 
+def split_operands(node: gs.Node, fixed: Collection[str]) -> tuple[list[gs.Tensor], list[gs.Tensor]]:
+    """Return the weights of a node, and the activations that it multiplies, or computes with.
+
+    A weight is a constant, or computed from constants alone: a builder stores it with few bits too.
+
+    Args:
+        node: of a weighted one two inputs are looked at.
+        fixed: names of the nodes that compute constants from constants.
+    """
+    sides: tuple[list[gs.Tensor], list[gs.Tensor]] = [], []
+    for slot, tensor in enumerate(node.inputs[:2] if is_weighted(node) else node.inputs):
+        source = weight_source(node, slot)
+        stored = source is not None or any(maker.name in fixed for maker in tensor.inputs)
+        sides[not stored].append(tensor if source is None else source.tensor)
+    return sides
+
+
 def price_sums(node: gs.Node, kernel: int) -> int:
     """Return the bytes of the kernel behind a product of few bits; 0 if half has it too.
 
@@ -67,13 +86,13 @@ def price_sums(node: gs.Node, kernel: int) -> int:
         node: a Conv, Gemm or MatMul.
         kernel: bytes that a launch counts as.
     """
-    tensors, seen = [] if node.op in CONVOLUTIONS else list(node.outputs[:1]), set[int]()
-    while tensors:
-        tensor = tensors.pop()
-        ends = not tensor.outputs or any(is_weighted(reader) for reader in tensor.outputs)
-        if any(reader.op not in _POINTWISE and not is_weighted(reader) for reader in tensor.outputs):
-            return 0
-        if not ends and id(tensor) not in seen:
-            tensors += [made for reader in tensor.outputs for made in reader.outputs]
-        seen.add(id(tensor))
+    readers = () if node.op in CONVOLUTIONS else readers_of(node.outputs[0])
+    behind = (reached for reader in readers for reached, *_ in follow(*reader, passes=_joins))
+    if any(reached.op not in _POINTWISE and not is_weighted(reached) for reached in behind):
+        return 0
     return kernel + SUMS[node.op] * count_numbers(node.outputs[0])
+
+
+def _joins(node: gs.Node, slot: int, whole: bool) -> bool:
+    """Tell whether a kernel that reads `node`'s input computes it too; a pair for a product ends it."""
+    return node.op in _POINTWISE and not any(map(is_weighted, node.inputs[slot].outputs))

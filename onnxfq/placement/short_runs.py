@@ -14,14 +14,14 @@ like the others: four in a row have three. Multiply-adds count on the other side
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from math import prod
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.ops import is_weighted
-from onnxfq.graph.queries import weight_source
-from onnxfq.placement.prices import count_numbers, price_sums, save_products
+from onnxfq.graph.queries import find_fixed
+from onnxfq.placement.prices import count_numbers, price_sums, save_products, split_operands
 from onnxfq.placement.target_policy import NodeDecision, fewer_or_noted
 from onnxfq.support.groups import find_connected
 
@@ -35,19 +35,15 @@ class _Origin(NamedTuple):
     """The makers of a tensor, behind operators without weights.
 
     Attributes:
-        nodes: names of the quantized nodes that make it.
-        entering: share of its numbers that float operators make.
+        entering: share of its numbers that float operators make; 1 if no quantized node makes any.
         parts: number of tensors, joined by Concat, that they make.
     """
 
-    nodes: frozenset[str]
     entering: float
     parts: int
 
 
-_FLOAT = _Origin(frozenset(), 1.0, 1)
-_Origins = dict[int, _Origin]
-"""Origin of computed tensors, by id."""
+_FLOAT, _LOW = _Origin(1.0, 1), _Origin(0.0, 0)
 
 
 def leave_out_short_runs(
@@ -66,11 +62,10 @@ def leave_out_short_runs(
     """
     placed = [(d.node, p) for d in decisions for p in d.placements if p.role == "activation"]
     low = {node for node, placement in placed if placement.spec.qtype.is_float}
-    weighted = [node for node in nodes if node.name in low]
-    left: dict[str, str] = {}
+    ledger, left = _Ledger(nodes, kernel), dict[str, str]()
     parts: dict[frozenset[str], float] = {}
-    for run in _join_runs(weighted, _trace(nodes, low)):
-        part, saved, whole = _find_best(run, nodes, op_types, kernel)
+    for run in ledger.join_runs([node for node in nodes if node.name in low and is_weighted(node)]):
+        part, saved, whole = _find_best(run, ledger, op_types)
         parts[part] = saved
         kept = part if saved > 0 else {node.name for node in run if node.op not in op_types}
         dropped = [node.name for node in run if node.name not in kept]
@@ -86,89 +81,129 @@ def leave_out_short_runs(
 
 
 def _find_best(
-    run: Sequence[gs.Node], nodes: Collection[gs.Node], op_types: Collection[str], kernel: int
+    run: Sequence[gs.Node], ledger: _Ledger, op_types: Collection[str]
 ) -> tuple[frozenset[str], float, float]:
     """Return the names of the part of `run` that saves most, and the bytes of part and whole.
 
     First it is cut where the rest saves most, then single nodes go. A part has a node.
     """
-
-    def save(low: frozenset[str]) -> float:
-        return _save(run, _trace(nodes, low), low, kernel)
-
-    best = rest = frozenset(node.name for node in run)
-    whole = most = save(best)
-    droppable = [node.name for node in run if node.op in op_types]
-    for name in droppable:
-        rest -= {name}
-        found = save(rest)
-        best, most = (rest, found) if rest and found > most else (best, most)
-    for name in droppable:
-        fewer = best - {name}
-        found = save(fewer)
-        best, most = (fewer, found) if fewer and found > most else (best, most)
-    return best, most, whole
-
-
-def _trace(nodes: Collection[gs.Node], low: Collection[str]) -> _Origins:
-    """Return the origin of every computed tensor, where the nodes of these names are quantized."""
-    origins: _Origins = {}
-    for node in nodes:
-        if is_weighted(node):
-            origin = _Origin(frozenset({node.name}), 0.0, 0) if node.name in low else _FLOAT
-        else:
-            origin = _combine(node, origins, low)
-        origins |= {id(tensor): origin for tensor in node.outputs}
-    return origins
+    ledger.switch(run)
+    whole = most = ledger.saved
+    droppable, cut = [node for node in run if node.op in op_types], 0
+    for count, node in enumerate(droppable, 1):
+        ledger.switch([node])
+        if ledger.low and ledger.saved > most:
+            cut, most = count, ledger.saved
+    ledger.switch(droppable[cut:])
+    for node in droppable[cut:]:
+        most = ledger.saved
+        ledger.switch([node])
+        if not ledger.low or ledger.saved <= most:
+            ledger.switch([node])
+    part, most = frozenset(ledger.low), ledger.saved
+    ledger.switch([node for node in run if node.name in part])
+    return part, most, whole
 
 
-def _combine(node: gs.Node, origins: _Origins, low: Collection[str]) -> _Origin:
-    """Return the origin of the result of an operator without weights.
+class _Ledger:
+    """Bytes that 8 bits save in the nodes that are quantized, less the cost of pairs.
 
-    A Concat joins parts, and a part that is also read in float enters. Others compute in one kernel.
+    A switched node changes the prices near it alone, so that a run is tried in as many steps as it has nodes.
+
+    Attributes:
+        saved: the bytes.
+        low: names of the quantized nodes; none at first.
     """
-    tensors = [tensor for tensor in node.inputs if not isinstance(tensor, gs.Constant)]
-    parts = [origins.get(id(tensor), _FLOAT) for tensor in tensors]
-    if not parts:
-        return _FLOAT
-    share, sizes = min(part.entering for part in parts), [count_numbers(tensor) for tensor in tensors]
-    count = int(share > 0)
-    if node.op == "Concat" and all(sizes):
-        for place, tensor in enumerate(tensors):
-            if any(reader.op != "Concat" and reader.name not in low for reader in tensor.outputs):
-                parts[place] = _FLOAT
-        share = sum(part.entering * size for part, size in zip(parts, sizes, strict=True)) / sum(sizes)
-        count = sum(part.parts for part in parts)
-    return _Origin(frozenset().union(*(part.nodes for part in parts)), share, count)
 
+    def __init__(self, nodes: Collection[gs.Node], kernel: int) -> None:
+        """Begin with all `nodes` in float, makers before readers."""
+        self.saved, self.low = 0.0, set[str]()
+        self._nodes, self._kernel, fixed = list(nodes), kernel, find_fixed(nodes)
+        self._places = {id(node): place for place, node in enumerate(nodes)}
+        self._operands = [split_operands(node, fixed) for node in nodes]
+        self._origins: dict[int, _Origin] = {}
+        self._prices: dict[int, float] = {}
 
-def _join_runs(nodes: Sequence[gs.Node], origins: _Origins) -> Iterator[list[gs.Node]]:
-    """Yield the quantized `nodes` in groups that read each other's results."""
-    named = {node.name: node for node in nodes}
-    links = (
-        (node.name, source)
-        for node in nodes
-        for tensor in _read(node)
-        for source in origins.get(id(tensor), _FLOAT).nodes
-    )
-    for names in find_connected(named, links):
-        yield [named[name] for name in names]
+    def switch(self, nodes: Collection[gs.Node]) -> None:
+        """Quantize the weighted `nodes` that are in float, and leave the others in float."""
+        touched: dict[int, gs.Tensor] = {}
+        for node in nodes:
+            self.low ^= {node.name}
+            weights, read = self._operands[self._places[id(node)]]
+            price = sum(map(count_numbers, weights)) + save_products(node, 8)
+            price -= price_sums(node, self._kernel) if node.op == "Conv" else 0
+            self.saved += price if node.name in self.low else -price
+            touched |= {id(tensor): tensor for tensor in read}
+        joins = (one for tensor in touched.values() for one in tensor.outputs if one.op == "Concat")
+        places = {self._places[id(node)] for node in (*nodes, *joins)}
+        for tensor in (*touched.values(), *self._trace(places)):
+            price = self._price(tensor)
+            self.saved += price - self._prices.get(id(tensor), 0.0)
+            self._prices[id(tensor)] = price
 
+    def join_runs(self, nodes: Sequence[gs.Node]) -> Iterator[list[gs.Node]]:
+        """Yield the `nodes`, quantized together, in groups that read each other's results."""
+        self.switch(nodes)
+        links = [
+            (node.name, maker.name)
+            for node in self._nodes
+            if node.name in self.low or not is_weighted(node)
+            for tensor, origin in self._list_parts(node)
+            if origin != _FLOAT
+            for maker in tensor.inputs
+        ]
+        self.switch(nodes)
+        named = {node.name: node for node in nodes}
+        for names in find_connected([node.name for node in self._nodes], links):
+            if run := [named[name] for name in names if name in named]:
+                yield run
 
-def _save(nodes: Sequence[gs.Node], origins: _Origins, low: Collection[str], kernel: int) -> float:
-    """Return the bytes that 8 bits save in the `nodes` whose names are in `low`, less the cost of pairs."""
-    run = [node for node in nodes if node.name in low]
-    weights = [source.tensor for node in run if (source := weight_source(node, 1)) is not None]
-    saved = sum(prod(weight.shape) for weight in weights) + sum(save_products(node, 8) for node in run)
-    for tensor in {id(tensor): tensor for node in run for tensor in _read(node)}.values():
-        _, entering, parts = origins.get(id(tensor), _FLOAT)
-        readers = [reader.name in low for reader in tensor.outputs if is_weighted(reader)]
+    def _trace(self, places: set[int]) -> Iterator[gs.Tensor]:
+        """Yield the results whose origin changes because the nodes at these places do."""
+        queue, queued = sorted(places), places
+        while queue:
+            node = self._nodes[heappop(queue)]
+            origin = self._find_origin(node)
+            for tensor in node.outputs:
+                if self._origins.get(id(tensor), _FLOAT) != origin:
+                    self._origins[id(tensor)] = origin
+                    yield tensor
+                    behind = {self._places[id(one)] for one in tensor.outputs if not is_weighted(one)}
+                    for place in behind - queued:
+                        heappush(queue, place)
+                    queued |= behind
+
+    def _find_origin(self, node: gs.Node) -> _Origin:
+        """Return the origin of the results of `node`: an operator without weights computes in one kernel."""
+        if is_weighted(node):
+            return _LOW if node.name in self.low else _FLOAT
+        parts = self._list_parts(node)
+        sizes = [count_numbers(tensor) for tensor, _ in parts]
+        if node.op == "Concat" and all(sizes):
+            share = sum(one.entering * size for (_, one), size in zip(parts, sizes, strict=True)) / sum(sizes)
+            return _Origin(share, sum(one.parts for _, one in parts))
+        share = min((one.entering for _, one in parts), default=1.0)
+        return _Origin(share, int(share > 0))
+
+    def _list_parts(self, node: gs.Node) -> list[tuple[gs.Tensor, _Origin]]:
+        """Return the tensors that `node` computes with, and their origins.
+
+        A part of a Concat that is also read in float enters.
+        """
+        tensors = self._operands[self._places[id(node)]][1]
+        known = [tensor for tensor in tensors if node.op != "Concat" or not self._is_read_in_float(tensor)]
+        origins = {id(tensor): self._origins.get(id(tensor), _FLOAT) for tensor in known}
+        return [(tensor, origins.get(id(tensor), _FLOAT)) for tensor in tensors]
+
+    def _is_read_in_float(self, tensor: gs.Tensor) -> bool:
+        return any(node.op != "Concat" and node.name not in self.low for node in tensor.outputs)
+
+    def _price(self, tensor: gs.Tensor) -> float:
+        """Return the bytes that reading and writing `tensor` saves; 0 if no quantized node reads it."""
+        readers = [node.name in self.low for node in tensor.outputs if is_weighted(node)]
+        if not any(readers):
+            return 0.0
+        entering, parts = self._origins.get(id(tensor), _FLOAT)
         written = 1 if all(readers) else -1  # another reader wants it in a half type as well
-        saved += count_numbers(tensor) * (sum(readers) + written * (1 - entering) - ENTRY * entering)
-        saved -= kernel * parts
-    return float(saved - sum(price_sums(node, kernel) for node in run if node.op == "Conv"))
-
-
-def _read(node: gs.Node) -> list[gs.Tensor]:
-    """Return the activations that a weighted node multiplies."""
-    return [tensor for slot, tensor in enumerate(node.inputs[:2]) if weight_source(node, slot) is None]
+        each = sum(readers) + written * (1 - entering) - ENTRY * entering
+        return count_numbers(tensor) * each - self._kernel * parts

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from builders import add_large_product, build, planned, weights
 from engines import build_all, unmeasured
 from plan_networks import dense
 
 from onnxfq.documents.recipe import Recipe
+from onnxfq.placement import short_runs
 from onnxfq.stages import plan as stages_plan
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.recipes import load_recipe
@@ -76,6 +80,48 @@ def test_a_model_of_short_runs_alone_is_quantized() -> None:
     plan = planned(chain(512, 1), FP8)
     assert len({use.node for p in plan.activations for use in p.uses}) == 1
     assert all("no better one" in p.why for p in plan.placements)
+
+
+def test_a_weight_that_is_computed_is_a_weight() -> None:
+    """One made of constants alone, too large to be folded, saves what a stored one does."""
+    saved = []
+    for weight in ("made", "w"):
+        proto = build(
+            f"""g (float[1,64] x) => (float[] y) {{ [made] made = Mul (w, two)
+            [one] a = Gemm (x, {weight}) r = Relu (a) [two] y = Gemm (r, w) }}""",
+            {"w": weights(64, 64), "two": np.float32(2)},
+        )
+        nodes = gs.import_onnx(onnx.shape_inference.infer_shapes(proto)).nodes
+        ledger = short_runs._Ledger(nodes, 0)
+        ledger.switch([node for node in nodes if node.op == "Gemm"])
+        saved.append(ledger.saved)
+    assert saved[0] == saved[1] > 2 * 64**2
+
+
+def unrolled(count: int) -> onnx.ModelProto:
+    """Residual blocks of two convolutions with shared weights, all in one run."""
+    text = "".join(
+        f"[a{i}] a{i} = Conv (x{i}, w) r{i} = Relu (a{i}) [b{i}] b{i} = Conv (r{i}, w) "
+        f"x{i + 1} = Add (x{i}, b{i}) "
+        for i in range(count // 2)
+    )
+    return build(
+        f"g (float[1,32,8,8] x0) => (float[] y) {{ {text} y = Relu (x{count // 2}) }}",
+        {"w": weights(32, 32, 1, 1)},
+    )
+
+
+def test_a_run_is_tried_in_as_many_steps_as_it_has_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 convolutions in one run take four times the steps of 500, not sixteen times."""
+    steps: Counter[int] = Counter()
+    for step in ("_price", "_find_origin"):
+        plain = getattr(short_runs._Ledger, step)
+        monkeypatch.setattr(
+            short_runs._Ledger, step, lambda self, one, plain=plain: steps.update([count]) or plain(self, one)
+        )
+    for count in (500, 2000):
+        assert left_out(unrolled(count))
+    assert 0 < steps[2000] <= 4.1 * steps[500]
 
 
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")

@@ -12,7 +12,8 @@ import onnxfq
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.passes.qdq_form import PLAIN
 from onnxfq.remedies import runtime_cure
-from onnxfq.targets.onnxruntime import float_products
+from onnxfq.targets.onnxruntime import float_products, policy
+from onnxfq.targets.target import BuildOptions
 
 MIDDLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "Conv": ("[mid] c = Conv <pads = [1,1,1,1]> (a, w, b1)", (8, 8, 3, 3)),
@@ -140,3 +141,35 @@ def test_other_targets_keep_their_form() -> None:
     for name in ("tensorrt", "openvino", "simulation"):
         assert onnxfq.targets.target_by_name(name).form.finish is not float_products.keep_floats
     assert PLAIN.finish is None
+
+
+def test_a_turned_weight_of_several_products_runs_in_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values are stored turned; if the second line fails, ONNX Runtime needs that no more."""
+    proto = build(
+        """g (float[N,6,32] x) => (float[] y) { t = Transpose <perm = [1,0]> (w) a = MatMul (x, t)
+        b = Tanh (a) c = MatMul (b, t) y = Tanh (c) }""",
+        {"w": weights(32, 32)},
+    )
+    quiet, kept = onnxfq.AccuracyTarget(repair=None), []
+    for store in (policy.store_turned, lambda model, readers: model):
+        monkeypatch.setattr(policy, "store_turned", store)
+        made = onnxfq.quantize(proto, feeds((1, 6, 32)), recipe="onnxruntime-int8", accuracy=quiet)
+        (row,) = onnxfq.check(made.qdq, "onnxruntime", build=BuildOptions()).coverage
+        kept.append((row.kept, row.promised))
+    assert kept[0] == (2, 2)
+    assert kept[1] == (0, 2)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_sum_of_two_products_runs_in_integers(rows: int) -> None:
+    """As of the input and the state of an unrolled recurrence, which ONNX Runtime makes a Gemm of."""
+    proto = build(
+        f"""g (float[{rows},32] x, float[{rows},32] z) => (float[] y) {{ a = MatMul (x, w) c = MatMul (z, v)
+        s = Add (a, c) t = Add (s, b) y = Tanh (t) }}""",
+        {"w": weights(32, 32), "v": weights(32, 32, seed=1), "b": weights(32)},
+    )
+    given = [{**one, "z": -one["x"]} for one in feeds((rows, 32))]
+    quiet = onnxfq.AccuracyTarget(repair=None)
+    made = onnxfq.quantize(proto, given, recipe="onnxruntime-int8", accuracy=quiet)
+    (row,) = onnxfq.check(made.qdq, "onnxruntime", build=BuildOptions()).coverage
+    assert (row.kept, row.promised) == (2, 2)

@@ -566,3 +566,21 @@ def test_commands(
     np.testing.assert_allclose(scores[0], scores[1], atol=3)
     assert main(["evaluate", model, "m.onnx", *data, "--runtime", "openvin"]) == 1
     assert "unknown runtime 'openvin'; nearest: openvino" in capsys.readouterr().err
+
+
+def test_an_attention_whose_queries_are_behind_a_concat_stays_in_float() -> None:
+    """As with rotated halves: neither grid is right there, and one kernel has both products."""
+    proto = build(
+        """g (float[1,2,6,8] x, float[1,2,6,16] k) => (float[1,2,6,16] y) { n = Neg (x)
+        q = Concat <axis = 3> (x, n) t = Transpose <perm = [0,1,3,2]> (k) [first] s = MatMul (q, t)
+        h = Mul (s, half) p = Softmax (h) v = Exp (k) [second] o = MatMul (p, v)
+        [last] y = MatMul (o, w) }""",
+        {"w": weights(16, 16), "half": np.float32(0.5)},
+    )
+    feeds = [feed_for(proto, seed) for seed in range(8)]
+    quiet = onnxfq.AccuracyTarget(repair=None)
+    made = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=quiet)
+    why = {one.name: one.why for one in made.plan.skipped if one.kind == "node"}
+    assert {name for name, text in why.items() if "behind a Concat otherwise" in text} == {"first", "second"}
+    (row,) = onnxfq.check(made.qdq, "openvino", build=BuildOptions()).coverage
+    assert (row.op_type, row.kept, row.promised) == ("MatMul", 1, 1)

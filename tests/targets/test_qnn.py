@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -433,6 +434,14 @@ PLANTED = {
         ),
         "group-scales",
     ),
+    "groups in three dimensions": (
+        one_operator(
+            dequantized(None) + "t = ConvTranspose <group = 2> (d, w) {behind}",
+            weight((8, 4, 3, 3, 3), None),
+            "1,8,4,4,4",
+        ),
+        "group-axes",
+    ),
     "unknown": (one_operator("t = Det (d) {behind}"), "operator"),
     "wide": (
         one_operator("t = PRelu (d, e) {behind}", None, *("1,8,8,8",) * 2, dtype=np.uint16, opset=21),
@@ -691,10 +700,33 @@ def test_operators_between_two_formats(op: str, wide: str, tmp_path: Path) -> No
     assert np.sum((got - want) ** 2) < np.sum(want**2) / 10**3.5  # a step of the result is 1/255 of its range
 
 
+def test_a_product_of_constants_has_no_pairs() -> None:
+    """The session computes the queries that a network has learned once, in float; the HTP runs all else."""
+    pytest.importorskip("torch")
+    proto, samples = importlib.import_module("structure_networks").structure("learned queries", 4)
+    plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe("qnn-int8"))
+    fixed = {one.op_type for one in plan.skipped if one.why == "computed from constants, once"}
+    assert "MatMul" in fixed
+    if find_spec("onnxruntime_qnn") is not None:
+        quiet = onnxfq.AccuracyTarget(repair=None)
+        qdq = onnxfq.quantize(proto, samples, recipe="qnn-int8", accuracy=quiet).qdq
+        taken = assign_nodes(qdq, qnn_build.PROVIDER, qnn_build.register())
+        left = {name for name, provider in taken.items() if provider != qnn_build.PROVIDER}
+        assert left <= {"x/q", "376/dq"}  # the input and the output
+
+
+@pytest.mark.skipif(find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed")
+def test_groups_in_three_dimensions_are_computed_otherwise() -> None:
+    """A failure means that the rule can go."""
+    qdq, feed = PLANTED["groups in three dimensions"][0], {"x": weights(1, 8, 4, 4, 4)}
+    meant, run = Session(qdq, 1, exact=True).run(feed)[0], qnn_build.open_model(qdq)(feed)["y"]
+    assert np.sum((run - meant) ** 2) > np.sum(meant**2) / 10
+
+
 def test_the_table_of_the_htp() -> None:
     """The HTP takes every listed operator; plans of 16 bits leave out those that it has in 8 bits only."""
     table = forms_by_operator("qnn")
-    few = {op for op in OPERATORS if any(not form.rank for form in table.get(op, ()))}
+    few = {op for op in OPERATORS if any(not (form.rank or form.attributes) for form in table.get(op, ()))}
     assert few == EIGHT_BITS == {"LRN", "PRelu"} and FEW_AXES.isdisjoint(few)
     proto = build("g (float[1,8,8,8] x) => (float[1,8,8,8] y) { a = Relu (x) [it] y = LRN <size = 3> (a) }")
     for recipe, names in (("qnn-int8", []), ("qnn-a16w8", ["it"])):

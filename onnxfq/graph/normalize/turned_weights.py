@@ -11,8 +11,11 @@ from onnxfq.graph.model import Model, list_graphs
 from onnxfq.graph.ops import STANDARD_DOMAINS
 
 
-def store_turned(model: Model) -> Model:
-    """Return `model` with the result of each Transpose of a constant stored; itself without any."""
+def store_turned(model: Model, readers: int = 1) -> Model:
+    """Return `model` with the result of each Transpose of a constant stored; itself without any.
+
+    readers: how many a result has at least.
+    """
     if not any(node.op_type == "Transpose" for node in model.proto.graph.node):
         return model
     graph, count = model.graph(), 0
@@ -22,7 +25,8 @@ def store_turned(model: Model) -> Model:
             node for node in scope.nodes if node.op == "Transpose" and node.domain in STANDARD_DOMAINS
         ]:
             result = turn.outputs[0]
-            if not isinstance(turn.inputs[0], gs.Constant) or any(result is one for one in scope.outputs):
+            is_output = any(result is one for one in scope.outputs)
+            if not isinstance(turn.inputs[0], gs.Constant) or is_output or len(result.outputs) < readers:
                 continue
             values = np.ascontiguousarray(
                 np.transpose(constant_array(turn.inputs[0]), turn.attrs.get("perm"))

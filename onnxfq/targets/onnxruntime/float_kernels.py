@@ -13,7 +13,6 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.names import Use
-from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.left_out import leave_out_fixed
@@ -30,14 +29,11 @@ def note_float_kernels(
 ) -> list[NodeDecision]:
     """Return `decisions` with the reason in the placements of products that run in float."""
     by_name = {node.name: node for node in nodes}
-    order = {node.name: number for number, node in enumerate(nodes)}
     bodies = [body for node in nodes for body in node.attrs.values() if isinstance(body, gs.Graph)]
     inside = {inner.name: number for number, body in enumerate(bodies) for inner in body.nodes}
     leaving = {id(tensor) for body in bodies for tensor in body.outputs}
 
     def explain(node: gs.Node) -> str:
-        if node.op == "MatMul" and _is_joined(node, order):
-            return "ONNX Runtime joins it with the sum behind it to a Gemm, which it runs in float"
         if node.op == "Conv":
             result = find_written(node.outputs[0], (), _CLIPPING)
             if id(result) in leaving or len({inside.get(reader.name) for reader in result.outputs}) > 1:
@@ -89,25 +85,3 @@ def _note(decision: NodeDecision, why: str) -> NodeDecision:
         for p in decision.placements
     )
     return replace(decision, placements=tuple(noted))
-
-
-def _is_joined(product: gs.Node, order: dict[str, int]) -> bool:
-    """Tell whether the product and the Add behind it become a Gemm; of two products the last one does."""
-    other = _find_addend(product)
-    if other is None:
-        return False
-    maker = other.inputs[0] if other.inputs else None
-    rival = maker is not None and maker.op == "MatMul" and _find_addend(maker) is not None
-    return maker is None or not rival or order[maker.name] < order[product.name]
-
-
-def _find_addend(product: gs.Node) -> gs.Tensor | None:
-    """Return what an Add that alone reads a product of matrices adds to it; None without such an Add."""
-    (result,) = product.outputs
-    matrices = all(tensor.shape is None or len(tensor.shape) == 2 for tensor in product.inputs)
-    if not matrices or [reader.op for reader in result.outputs] != ["Add"]:
-        return None
-    (add,) = result.outputs
-    if add.domain not in STANDARD_DOMAINS:
-        return None
-    return next((tensor for tensor in add.inputs if tensor is not result), None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxfq.documents.plan import Placement
+from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
+from onnxfq.graph.normalize.turned_weights import store_turned
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.numerics.float_types import find_storage_qtype
 from onnxfq.numerics.granularity import PER_TENSOR
@@ -86,6 +88,12 @@ _UNITS = {
 }
 
 
+def _prepare(model: Model) -> Model:
+    # A turned weight of several products is turned in each, in float.
+    model = store_turned(write_products(fold_batch_norm(model)), readers=2)
+    return join_biases(with_session_shapes(model))
+
+
 ONNXRUNTIME = Target(
     "onnxruntime",
     TargetPolicy(
@@ -105,5 +113,5 @@ ONNXRUNTIME = Target(
     recipes=RECIPES,
     check=check_model,
     form=QdqForm(edit=set_products_apart, finish=keep_floats, sets_apart=True),
-    prepare=lambda model: join_biases(with_session_shapes(write_products(fold_batch_norm(model)))),
+    prepare=_prepare,
 )

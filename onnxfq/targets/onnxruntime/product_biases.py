@@ -60,9 +60,10 @@ _DEQUANTIZE = "DequantizeLinear"
 def _widen_bias(editor: Editor, add: gs.Node, product: gs.Tensor) -> None:
     if add.op != "Add" or product.shape is None or len(product.shape) < 2:
         return
+    if len(product.shape) == 2:
+        add.op = "Sum"  # any row, and a product of as many rows, makes a Gemm of a product of two axes
+        return
     for slot, bias in enumerate(add.inputs):
-        if isinstance(bias, gs.Constant) and len(product.shape) == 2:
-            add.op = "Sum"  # any row makes a Gemm of a product of two axes
-        elif isinstance(bias, gs.Constant) and len(bias.shape) == 1:
+        if isinstance(bias, gs.Constant) and len(bias.shape) == 1:
             row = constant_array(bias)[None]
             add.inputs[slot] = editor.constant(f"{bias.name}/row", row)

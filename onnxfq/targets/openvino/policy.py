@@ -6,15 +6,16 @@ chooses, tried one operator at a time (`tests/targets/test_openvino.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.follow import readers_behind
 from onnxfq.graph.ops import STANDARD_DOMAINS, is_weighted
-from onnxfq.graph.queries import is_never_negative
+from onnxfq.graph.queries import is_never_negative, producer_op
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.placement.left_out import leave_out_fixed
 from onnxfq.placement.pass_through_ops import ONE_SCALE
@@ -30,6 +31,12 @@ from onnxfq.targets.reading.limits import Product, TargetLimit, explain, needs_b
 
 STACKS = "OpenVINO multiplies stacked matrices of several scales wrongly beside a zero point of 0"
 _BRIDGES = ONE_SCALE | {"AveragePool"}
+_SCORES = frozenset({"Add", "Div", "Mul", "Softmax", "Where"})
+"""Operators between the products of an attention."""
+_JOINED = (
+    "OpenVINO multiplies it in float with a zero point other than 0, and computes a signed grid behind a "
+    "Concat otherwise"
+)
 
 
 def _explain_activation(product: Product) -> str:
@@ -125,12 +132,16 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     """
     decisions = choose_operators(leave_out_fixed(decisions, nodes), nodes)
     products = {node.name: node for node in nodes if is_weighted(node)}
+    right = {node.inputs[1].name for node in products.values() if node.op == "MatMul"}
+    positive = {t.name for node in nodes for t in node.outputs if is_never_negative(t)} - right
+    joined = find_joined(nodes, lambda source: isinstance(source, gs.Constant))
     plain = {
         d.node
         for d in decisions
         for p in d.placements
         if d.node in products and explain((ZERO_POINT,), p, _operands(products[d.node], d.placements))
     }
+    decisions = _leave_out_joined(decisions, {name: products[name] for name in plain}, joined - positive)
     plain |= _find_before_channel_scales(decisions, nodes)
     signed = {
         placement.tensor
@@ -139,10 +150,7 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         for placement in decision.placements
         if placement.role == "activation"
     }
-    joined = find_joined(nodes, lambda source: isinstance(source, gs.Constant))
-    right = {node.inputs[1].name for node in products.values() if node.op == "MatMul"}
-    positive = {t.name for node in nodes for t in node.outputs if is_never_negative(t)}
-    signed -= joined | (positive - right)
+    signed -= joined | positive
     return [
         replace(
             decision,
@@ -150,6 +158,23 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         )
         for decision in decisions
     ]
+
+
+def _leave_out_joined(
+    decisions: list[NodeDecision], plain: Mapping[str, gs.Node], joined: Collection[str]
+) -> list[NodeDecision]:
+    """Return `decisions`, in float for `plain` products with an operand in `joined`.
+
+    One kernel multiplies for both products of an attention, so that the second is in float with the first.
+    """
+    left = {
+        d.node
+        for d in decisions
+        if d.node in plain and any(p.tensor in joined and p.role == "activation" for p in d.placements)
+    }
+    behind = (one for name in left for one in readers_behind(plain[name].outputs[0], _SCORES))
+    left |= {one.name for one in behind if producer_op(one.inputs[0]) == "Softmax"}
+    return [d.leave_out("zero-point", _JOINED) if d.node in left and d.placements else d for d in decisions]
 
 
 def _operands(node: gs.Node, placements: Sequence[Placement]) -> Operands:

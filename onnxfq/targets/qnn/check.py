@@ -26,7 +26,7 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.qnn.build import build_model
 from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
-from onnxfq.targets.qnn.policy import GROUPS, LIMITS
+from onnxfq.targets.qnn.policy import GROUP_AXES, GROUPS, LIMITS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
@@ -221,7 +221,7 @@ RULES: tuple[Rule, ...] = (
     node_units,
     gains,
     zero_points,
-    check_limits(*LIMITS, GROUPS),
+    check_limits(*LIMITS, GROUPS, GROUP_AXES),
     moved_scales,
     rounded_products,
 )

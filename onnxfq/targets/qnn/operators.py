@@ -43,8 +43,8 @@ EIGHT_BITS = frozenset(
 )
 """Operators that the HTP has in 8 bits alone: with 16 the whole session fails."""
 
-MOST_AXES = 4
-FEW_AXES = frozenset(op for op, forms in _FORMS.items() if any(form.rank > MOST_AXES for form in forms))
+AXES = 4
+FEW_AXES = frozenset(op for op, forms in _FORMS.items() if any(form.rank > AXES for form in forms))
 """Operators that the HTP has up to that number of axes alone: with more they run on the CPU."""
 
 MIXING = frozenset({"Add", "LayerNormalization", "Mul", "ReduceMean", "Sigmoid", "Softmax", "Sub"})
@@ -59,8 +59,8 @@ _MOVES = (DATA_MOVEMENT - REPEATS) | {"AveragePool", "GatherElements", "Resize",
 
 def explain_axes(op: str, shape: Sequence[object] | None) -> str:
     """Return why the CPU runs an operator on data of `shape`; empty for the HTP, or an unknown rank."""
-    few = op in FEW_AXES and shape is not None and len(shape) > MOST_AXES
-    return f"the HTP has {op} of up to {MOST_AXES} axes alone, and the CPU runs it" if few else ""
+    few = op in FEW_AXES and shape is not None and len(shape) > AXES
+    return f"the HTP has {op} of up to {AXES} axes alone, and the CPU runs it" if few else ""
 
 
 def needs_one_scale(node: Node, value: Callable[[Tensor], Any] = constant_values) -> bool:

@@ -15,12 +15,13 @@ from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import is_weighted
-from onnxfq.graph.queries import find_fixed, producer_op
+from onnxfq.graph.queries import producer_op
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.placement.left_out import leave_out_fixed
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.targets.qnn.bias_sums import join_bias_sums
-from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
+from onnxfq.targets.qnn.operators import ABSORBED, AXES, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
 from onnxfq.targets.reading.limits import Product, TargetLimit, explain, refuse
 
 # The HTP computes these in 16 bits on one grid only: scale 1/65536 from 0, and 1/32768 around the middle.
@@ -78,17 +79,29 @@ GROUPS = TargetLimit("group-scales", "wrong", _explain_groups)
 """The planner gives such a weight one scale."""
 
 
+def _explain_group_axes(product: Product) -> str:
+    """Report a grouped ConvTranspose of three dimensions: its numbers are others, in 8 and in 16 bits."""
+    many = product.kernel is not None and len(product.kernel) > AXES
+    if product.op != "ConvTranspose" or product.groups == 1 or not (many and product.is_weight):
+        return ""
+    return f"the HTP computes a ConvTranspose in groups of over {AXES} axes otherwise"
+
+
+GROUP_AXES = TargetLimit("group-axes", "wrong", _explain_group_axes, "; export one for each group")
+"""In float the whole session fails, so that the planner has no other form."""
+
+
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
     """Return `decisions` without operators that vanish, with the grids that the HTP computes on.
 
     A weight that another operator reads too, such as a tied table of words, is in float there.
     """
+    decisions = leave_out_fixed(decisions, nodes)
     by_name = {node.name: node for node in nodes}
     producers = {tensor.name: producer_op(tensor) for node in nodes for tensor in node.outputs}
     written = {p.tensor for d in decisions if d.op_type not in ABSORBED for p in d.placements}
     placing = {decision.node for decision in decisions if decision.placements}
     multiplied = {node.name for node in nodes if is_weighted(node)}
-    fixed = find_fixed(nodes) - multiplied
     narrow = _find_second_operands(nodes)
     weights = {
         p.tensor for d in decisions if d.node in multiplied for p in d.placements if p.role == "weight"
@@ -105,7 +118,7 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
             ),
         )
         for d in decisions
-        if d.node not in fixed and not _vanishes(by_name[d.node], written, placing)
+        if not _vanishes(by_name[d.node], written, placing)
     ]
     return join_bias_sums(revised, by_name, recipe)
 
