@@ -254,7 +254,7 @@ def test_what_cannot_be_exported_is_told():
     assert skipped.why.startswith("its operations stay in float, only its layers are quantized: the dynamo")
     assert {p.tensor for p in plan.placements} == {"0.input", "0.weight"}
     remove_fake_quantize(model)
-    with pytest.raises(ModelError, match="the dynamo exporter cannot export") as raised:
+    with pytest.raises(ModelError, match="the dynamo exporter refuses it") as raised:
         quantize_module(model, recipe(), example_inputs=torch.ones(4, 4), strict=True)
     assert "\n" not in str(raised.value) and not quantizers(model)
 
