@@ -232,6 +232,21 @@ def test_no_interface_misses_the_accuracy_of_torch_ao() -> None:
             assert mean - rows["torch.ao"][-2] == pytest.approx(off, abs=0.011) and abs(off) <= 0.3
 
 
+def test_learned_scales_gain_over_fixed_ones() -> None:
+    """In results/learned_scales.md gains follow from the runs: two above their error, none below minus it."""
+    page = (ROOT / "benchmarks" / "results" / "learned_scales.md").read_text(encoding="utf-8")
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    gains: dict[str, list[float]] = {}
+    for _, optimizer, *ways, told in lines[2:]:
+        fixed, learned = (np.array(way.split(), np.float64) for way in ways)
+        gain, error = map(float, told.split(" ± "))
+        assert np.mean(learned - fixed) == pytest.approx(gain, abs=0.011)  # all have two digits
+        assert np.std(learned - fixed, ddof=1) / len(fixed) ** 0.5 == pytest.approx(error, abs=0.011)
+        gains.setdefault(optimizer, []).append(gain / error)
+    assert all(len(each) == 3 and min(each) >= -1 for each in gains.values())
+    assert "`AdamW(1e-3)`" in gains and all(sum(one > 1 for one in each) >= 2 for each in gains.values())
+
+
 def test_float16_models_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of `onnxfq.cast` loads and builds, and its Casts and float32 nodes are those of the file."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))

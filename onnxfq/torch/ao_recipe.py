@@ -6,7 +6,6 @@ the format of its inputs. Entries for operators without weights name nothing tha
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,6 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.ao.quantization.fake_quantize import FusedMovingAvgObsFakeQuantize
+from torch.ao.quantization.fx.qconfig_mapping_utils import (
+    _maybe_adjust_qconfig_for_module_type_or_name as find_qconfig,
+)
 from torch.ao.quantization.qconfig import QConfig
 from torch.ao.quantization.qconfig_mapping import QConfigMapping
 
@@ -42,15 +44,16 @@ def recipe_of(given: Any, model: nn.Module) -> Recipe:
     Raises RecipeError for an unknown section or a QConfig that no quantizer can follow, ArgumentError for
     anything else.
     """
-    find = _finder(given)
+    mapping = _mapping(given)
+    common = mapping.global_qconfig
     modules = dict(model.named_modules())
     layers = {p: m for p, m in modules.items() if isinstance(m, nn.MultiheadAttention) or layer_kind(m)}
-    found = {path: find(path, type(module)) for path, module in layers.items()}
+    found = {path: find_qconfig(mapping, type(module), path, common) for path, module in layers.items()}
     schemes = {path: None if one is None else _schemes(one) for path, one in found.items()}
-    usual = _schemes(find("", nn.Module)) if find("", nn.Module) is not None else None
+    usual = None if common is None else _schemes(common)
     if usual is None:
-        common = Counter(repr(scheme) for scheme in schemes.values() if scheme is not None).most_common(1)
-        usual = next((s for s in schemes.values() if s is not None and repr(s) == common[0][0]), None)
+        counts = Counter(repr(scheme) for scheme in schemes.values() if scheme is not None).most_common(1)
+        usual = next((s for s in schemes.values() if s is not None and repr(s) == counts[0][0]), None)
     if usual is None:
         raise RecipeError("every QConfig is None, which leaves all layers in float; give one to some layer")
     overrides = [
@@ -66,42 +69,29 @@ def recipe_of(given: Any, model: nn.Module) -> Recipe:
 
 def scale_rule_of(given: Any) -> str:
     """Return how the QConfigs compute symmetric scales: "ends" if they fuse observing and rounding."""
-    one = given if isinstance(given, QConfig) else _finder(given)("", nn.Module)
+    one = _mapping(given).global_qconfig
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = () if one is None else (one.activation(), one.weight())
     return "ends" if any(isinstance(module, FusedMovingAvgObsFakeQuantize) for module in made) else "width"
 
 
-def _finder(given: Any) -> Callable[[str, type], Any]:
-    """Return the function from a layer's path and class to its QConfig."""
+def _mapping(given: Any) -> QConfigMapping:
+    """Return the QConfigs of layers by their paths and classes."""
     if isinstance(given, QConfig):
-        return lambda path, kind: given
-    if not isinstance(given, Mapping) and not isinstance(given, QConfigMapping):
+        return QConfigMapping().set_global(given)
+    if isinstance(given, Mapping):
+        if unknown := [str(key) for key in given if key not in _SECTIONS]:
+            hint = nearest(unknown[0], _SECTIONS)
+            raise RecipeError(f"a qconfig dictionary has no section {unknown[0]!r}{hint}")
+        given = QConfigMapping.from_dict(dict(given))
+    if not isinstance(given, QConfigMapping):
         raise ArgumentError(
             f"a recipe is a name, a file, a Recipe or a QConfig of torch.ao, found {type(given).__name__}"
         )
-    content: dict[str, Any] = dict(given) if isinstance(given, Mapping) else given.to_dict()
-    if unknown := [str(key) for key in content if key not in _SECTIONS]:
-        hint = nearest(unknown[0], _SECTIONS)
-        raise RecipeError(f"a qconfig dictionary has no section {unknown[0]!r}{hint}")
-    if content.get("module_name_object_type_order"):
+    if given.module_name_object_type_order_qconfigs:
         raise RecipeError("module_name_object_type_order is not read; name the modules in module_name")
-    named, types = dict(content.get("module_name", ())), dict(content.get("object_type", ()))
-    patterns = list(content.get("module_name_regex", ()))
-
-    def find(path: str, kind: type) -> Any:
-        outer = path
-        while outer:
-            if outer in named:
-                return named[outer]
-            outer = outer.rpartition(".")[0]
-        for pattern, one in patterns:
-            if path and re.match(pattern, path):
-                return one
-        return types.get(kind, content.get(""))
-
-    return find
+    return given
 
 
 def _schemes(qconfig: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -137,9 +127,7 @@ def _scheme(factory: Callable[[], Any]) -> dict[str, Any] | None:
     if constant is not None:
         calibrator = f"moving_average:{constant}"
     if calibrator is None:
-        raise RecipeError(
-            f"a QConfig has {type(observer).__name__}, which no calibrator stands for; use observer="
-        )
+        raise RecipeError(f"a QConfig has {type(observer).__name__}, which has no calibrator; use observer=")
     channels = scheme in (torch.per_channel_symmetric, torch.per_channel_affine)
     return {
         "qtype": str(qtype_of_integers(int(low), int(high))),

@@ -128,9 +128,7 @@ def granularity_of_shape(shape: Sequence[int], tensor: Sequence[int]) -> Granula
     full = (1,) * (len(tensor) - len(shape)) + tuple(shape)[max(len(shape) - len(tensor), 0) :]
     extra = tuple(shape)[: max(len(shape) - len(tensor), 0)]
     if any(n != 1 for n in extra) or any(p < 1 or n % p for p, n in zip(full, tensor, strict=True)):
-        raise SpecError(
-            f"scales {list(shape)} neither broadcast against nor divide a tensor {list(tensor)}; reshape them"
-        )
+        raise SpecError(f"scales {list(shape)} neither broadcast to nor divide {list(tensor)}; reshape them")
     blocks = tuple(-1 if p == 1 else n // p for p, n in zip(full, tensor, strict=True))
     divided = [d for d, block in enumerate(blocks) if block != -1]
     if not divided:

@@ -52,6 +52,22 @@ class CallPlace(NamedTuple):
 Tensors = Mapping[int | str, str]
 
 
+class Branch(NamedTuple):
+    """Calls of one function in an export, if the forward makes others than in a run.
+
+    Attributes:
+        total: calls in the export.
+        numbers: number in a run of each call that both make, by its number in the export.
+    """
+
+    total: int
+    numbers: Mapping[int, int]
+
+    def number(self, exported: int) -> int:
+        """Return the number in a run of a call; below 0 if an export alone makes it."""
+        return self.numbers.get(exported, -1 - exported)
+
+
 class Planned(NamedTuple):
     """Quantizers of the calls of one function in a forward.
 
@@ -60,12 +76,19 @@ class Planned(NamedTuple):
         writes: whether a call writes its result over its first tensor.
         calls: names of the quantizers by call and leaf.
         inside: calls that are written out.
+        branch: the calls in an export, if it has others.
     """
 
     total: int
     writes: bool
     calls: Mapping[int, Tensors]
     inside: frozenset[int] = frozenset()
+    branch: Branch | None = None
+
+    @property
+    def exported(self) -> Branch | None:
+        """The calls in an export while there is one, if it has others than a run."""
+        return self.branch if torch.compiler.is_exporting() else None
 
 
 Table = Mapping[tuple[Outer, Function], Planned]
@@ -143,6 +166,7 @@ class Calls(TorchFunctionMode):
             return function(*args, **given)
         number = self.counts.get(function, 0)
         self.counts[function] = number + 1
+        number = self.number(function, number)
         inside = self.inside(function, number, args) if function in WRITTEN_OUT else None
         if inside is None:
             return self.call(function, number, args, given)
@@ -177,6 +201,10 @@ class Calls(TorchFunctionMode):
         """Tell whether calls of `function` are counted."""
         raise NotImplementedError
 
+    def number(self, function: Function, number: int) -> int:
+        """Return the number in a run of a call that has this number here."""
+        return number
+
     def inside(self, function: Function, number: int, args: Any) -> Calls | None:
         """Return the block for the steps of a function that may be written out; None leaves it whole."""
         raise NotImplementedError
@@ -205,6 +233,11 @@ class QuantizedCalls(Calls):
     def counts_calls(self, function: Function) -> bool:
         """Tell whether the plan has a place among the calls of `function`."""
         return (self.outer, function) in self.table
+
+    def number(self, function: Function, number: int) -> int:
+        """Return the number in a run also where an export makes other calls."""
+        branch = self.table[self.outer, function].exported
+        return number if branch is None else branch.number(number)
 
     def inside(self, function: Function, number: int, args: Any) -> Calls | None:
         """Return the block for the steps if one of them has a place."""
@@ -235,12 +268,12 @@ class QuantizedCalls(Calls):
         # A mask may be left out. Otherwise steps vary only by the inputs that an attention projects as one.
         whole = self.outer is None or self.outer[0] is F.multi_head_attention_forward
         for (outer, function), planned in self.table.items() if error[0] is None and whole else ():
-            found = self.counts.get(function, 0)
+            found, wanted = self.counts.get(function, 0), (planned.exported or planned).total
             may_vary = outer is not None and function is torch.add
-            if outer == self.outer and found != planned.total and not may_vary:
+            if outer == self.outer and found != wanted and not may_vary:
                 raise ModelError(
                     f"the forward of {type(self.owner).__name__} calls {name_of(function)} {found} times, "
-                    f"and {planned.total} times where it was planned; put the calls that vary into their own "
+                    f"and {wanted} times where it was planned; put the calls that vary into their own "
                     "module"
                 )
 
@@ -351,6 +384,16 @@ def pile(tensors: Any, dim: int = 0) -> Tensor:
     return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
 
 
+def invert_root(input: Tensor) -> Tensor:
+    """Return `torch.rsqrt` as a root and its reciprocal."""
+    return torch.reciprocal(torch.sqrt(input))
+
+
+def gate(input: Tensor, inplace: bool = False) -> Tensor:
+    """Return `torch.nn.functional.silu` as a Sigmoid and a product."""
+    return input * torch.sigmoid(input)
+
+
 WRITTEN_OUT: Mapping[Function, Function] = {
     F.scaled_dot_product_attention: attend,
     F.linear: multiply,
@@ -365,6 +408,11 @@ WRITTEN_OUT: Mapping[Function, Function] = {
     torch.roll: turn,
     Tensor.roll: turn,
     torch.ops.aten.roll.default: turn,
+    torch.rsqrt: invert_root,
+    Tensor.rsqrt: invert_root,
+    torch.ops.aten.rsqrt.default: invert_root,
+    F.silu: gate,
+    torch.ops.aten.silu.default: gate,
 }
 """Steps of the functions that the export writes in several nodes."""
 

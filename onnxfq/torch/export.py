@@ -223,18 +223,14 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
     """
     inputs = [value.name for value in model.graph.input]
     if missing := [name for name in request.input_names if name not in inputs]:
-        raise ModelError(
-            f"the {exporter} exporter dropped input {missing[0]!r}, which forward does not use; take it out"
-        )
+        raise ModelError(f"the {exporter} exporter dropped {missing[0]!r}, which is not used; take it out")
     check_dynamic(model, request)
     outputs = [value.name for value in model.graph.output]
     if request.output_names is not None and outputs != list(request.output_names):
         raise ModelError(f"output_names {list(request.output_names)} do not fit the {len(outputs)} outputs")
     opset = default_opset(model)
     if request.opset not in (None, opset):
-        raise ModelError(
-            f"the {exporter} exporter cannot give opset {request.opset}, it gave {opset}; leave opset out"
-        )
+        raise ModelError(f"the {exporter} exporter gave opset {opset} for {request.opset}; leave opset out")
     _check_valid(model, f"the {exporter} exporter made an invalid model", "try the other exporter")
 
 

@@ -19,6 +19,7 @@ from onnxfq.torch.module_names import QuantizerHolder
 from onnxfq.torch.module_plan import ModulePlan
 from onnxfq.torch.observers import Fixed
 from onnxfq.torch.quantizer import FakeQuantize
+from onnxfq.torch.recording import CallRecord
 
 TRAINING_OBSERVER = "moving_average:0.01"
 """Observer of activations in training, as in torch.ao's and Horizon's QAT."""
@@ -39,10 +40,6 @@ class Settings:
     others: Mapping[str, Any] = field(default_factory=dict)
 
 
-Counts = Mapping[str, Mapping[tuple[Outer, Function], int]]
-"""Calls in one run of the forward at a path, by the function around a call and the function."""
-
-
 _PLACED = "placed"
 """Attribute of a quantizer with the format and the calibrator of its placement."""
 
@@ -50,7 +47,7 @@ _PLACED = "placed"
 def insert(
     model: nn.Module,
     planned: ModulePlan,
-    counts: Counts,
+    record: CallRecord,
     settings: Settings,
     existing: Mapping[QuantizerHolder, FakeQuantize],
 ) -> list[FakeQuantize]:
@@ -59,7 +56,7 @@ def insert(
     Args:
         model: the module; it is changed in place.
         planned: its plan.
-        counts: of the calls that the plan knows.
+        record: the calls that the plan knows.
         settings: of all quantizers.
         existing: quantizers that stay, by where they were held.
     """
@@ -92,20 +89,18 @@ def insert(
         if outputs and not path:
             module.__dict__[OUTPUTS] = outputs
     for path, places in tables.items():
-        model.get_submodule(path).__dict__[TABLE] = _make_table(places, counts[path])
+        model.get_submodule(path).__dict__[TABLE] = _make_table(places, record, path)
     switch_fused(model, fused=False)
     for first, second in planned.norms if settings.fold_batchnorm else ():
         layer, norm = model.get_submodule(first), model.get_submodule(second)
         if isinstance(layer, Swapped) and is_foldable(layer, norm):
             fold(layer, norm)
-    for module in list(_bystanders(model, tables, counts)):
+    for module in list(_bystanders(model, tables, record)):
         swap(module, {})
     return added
 
 
-def _make_table(
-    places: Mapping[CallPlace, str], counts: Mapping[tuple[Outer, Function], int]
-) -> dict[Any, Planned]:
+def _make_table(places: Mapping[CallPlace, str], record: CallRecord, path: str) -> dict[Any, Planned]:
     table: dict[tuple[Outer, Function], dict[int, dict[int | str, str]]] = {}
     inside: dict[tuple[Outer, Function], set[int]] = {}
     for place, name in places.items():
@@ -117,10 +112,13 @@ def _make_table(
             function, number, around = around
             table.setdefault((around, function), {})
             inside.setdefault((around, function), set()).add(number)
-    return {
-        key: Planned(counts.get(key, 0), _writes(key[1]), calls, frozenset(inside.get(key, ())))
-        for key, calls in table.items()
-    }
+    made = {}
+    for key, calls in table.items():
+        outer, function = key
+        count, written = record.counts[path].get(key, 0), frozenset(inside.get(key, ()))
+        branch = None if outer else record.branches.get((path, function))
+        made[key] = Planned(count, _writes(function), calls, written, branch)
+    return made
 
 
 def _writes(function: Function) -> bool:
@@ -128,7 +126,7 @@ def _writes(function: Function) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def _bystanders(model: nn.Module, tables: Mapping[str, Any], counts: Counts) -> Iterator[nn.Module]:
+def _bystanders(model: nn.Module, tables: Mapping[str, Any], record: CallRecord) -> Iterator[nn.Module]:
     """Yield the modules that need a block, because a module around them counts calls."""
     for path, module in model.named_modules():
         around = [
@@ -137,7 +135,7 @@ def _bystanders(model: nn.Module, tables: Mapping[str, Any], counts: Counts) -> 
         if not around or isinstance(module, (Swapped, FakeQuantize, nn.ModuleList, nn.ModuleDict)):
             continue
         functions = {place.function for outer in around for place in tables[outer]}
-        called = {function for _, function in counts.get(path, {})}
+        called = {function for _, function in record.counts.get(path, {})}
         own = not type(module).__module__.startswith("torch.")
         if own or called & functions or isinstance(module, NORMS):
             yield module

@@ -176,10 +176,15 @@ class CallNames:
         """Return why the tensor at a place cannot be quantized; empty if it can."""
         if place is None:
             return "the export computes it inside of one call of torch, where no quantizer can stand"
-        function, around = place.function, place.outer
+        function, number, around = place.function, place.number, place.outer
         while around is not None:
-            function, _, around = around
-        return self.record.branches.get((place.path, function), "") if self.is_table(place) else ""
+            function, number, around = around
+        if number >= 0 or function is None or not self.is_table(place):
+            return ""
+        exported = self.record.branches[place.path, function].total
+        count = self.record.counts.get(place.path, {}).get((None, function), 0)
+        times = f"{name_of(function)} {exported} times in an export and {count} times otherwise"
+        return f"the forward of {place.path or 'the model'} calls {times}"
 
     def why_lost(self, use: Use) -> str:
         """Return why the tensor that an input reads cannot be quantized; empty if it can."""

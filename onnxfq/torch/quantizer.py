@@ -21,7 +21,7 @@ from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.masked_scores import MaskedScores
 from onnxfq.torch.arguments import Unscripted, checked, checked_methods
-from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
+from onnxfq.torch.arithmetic import RoundingGrid, granularity_of_shape
 from onnxfq.torch.calls import aside
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
 from onnxfq.torch.kernels import is_transforming
@@ -45,7 +45,7 @@ _SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
 @checked_methods(
-    *("__init__", "forward", "quantize", "dequantize", "set_qparams", "set_range", "learn"),
+    *("__init__", "forward", "quantize", "set_qparams", "set_range", "learn"),
     *("allow_overwrite", "enable_observer", "enable_fake_quant"),
 )
 class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
@@ -185,13 +185,6 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         scale, zero_point = (value.detach() for value in self._params())
         return quantize_integers(x.detach(), scale, zero_point, self.grid, self.spec.granularity)
 
-    def dequantize(self, integers: Tensor) -> Tensor:
-        """Return the float32 values of integers from `quantize`."""
-        scale, zero_point = (value.detach() for value in self._params())
-        view = View.from_shapes(integers.shape, scale.shape, self.spec.granularity)
-        seen = view.see(integers.float()) - view.see_param(zero_point)
-        return (seen * view.see_param(scale)).reshape(integers.shape)
-
     def _fit(self, x: Tensor) -> None:
         """Take the granularity that gives scales of `shape` for x."""
         assert self.shape is not None
@@ -241,26 +234,16 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         self._store(scales, zeros)
         self.disable_observer()
 
-    def set_range(self, rmin: Tensor | ArrayLike | None, rmax: Tensor | ArrayLike | None) -> None:
+    def set_range(self, rmin: Tensor | ArrayLike, rmax: Tensor | ArrayLike) -> None:
         """Set scale and zero point to span [rmin, rmax], widened to include 0, and switch the observer off.
 
-        The ends are finite, broadcast to the shape of the scale, and rmin <= rmax; None keeps an end. Raises
-        SpecError otherwise.
+        The ends are finite, broadcast to the shape of the scale, and rmin <= rmax; else SpecError is raised.
         """
-        ends: list[Any] = [rmin, rmax]
-        if rmin is None or rmax is None:
-            if not self.is_initialized:
-                raise SpecError("set_range needs both ends while no range is known; give both")
-            now = self._ends(*self.qparams())
-            ends = [own if end is None else end for end, own in zip(ends, now, strict=True)]
-        low, high = torch.broadcast_tensors(
-            *(torch.as_tensor(end, device=self.scale.device).detach() for end in ends)
-        )
+        ends = (torch.as_tensor(end, device=self.scale.device).detach() for end in (rmin, rmax))
+        low, high = torch.broadcast_tensors(*ends)
         good = torch.isfinite(low) & torch.isfinite(high) & (low <= high)
         if low.shape != high.shape or not good.all():
-            raise SpecError(
-                f"a range needs finite ends, the lower first, found {low.tolist()} to {high.tolist()}"
-            )
+            raise SpecError(f"ends must be finite, the lower first, found {low.tolist()} to {high.tolist()}")
         self._store(*self._params_of(low.float(), high.float()))
         self.disable_observer()
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import onnx
@@ -19,7 +20,7 @@ import torch
 from onnx.helper import make_node
 from onnxscript import ir, optimizer
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.io.load import load
@@ -27,7 +28,7 @@ from onnxfq.graph.model import Model, remove_domain, replace_nodes
 from onnxfq.graph.names import Use
 from onnxfq.graph.walk import rename_tensors
 from onnxfq.support.records import join_lines
-from onnxfq.torch.calls import OUTPUTS, CallPlace, Calls, Function, Outer, change_outputs, name_of
+from onnxfq.torch.calls import OUTPUTS, Branch, CallPlace, Calls, Function, Outer, change_outputs, name_of
 from onnxfq.torch.export import evaluation_mode
 from onnxfq.torch.exporters import export_with_dynamo, quiet, reason
 from onnxfq.torch.layers import layer_kind
@@ -50,7 +51,8 @@ class CallRecord:
         counts: calls in one run of the forward at a path, by the function around a call and the function.
         seen: all places in the order of the calls.
         held: the name of the parameter that a call reads, by place.
-        branches: by path and function, why its calls have no place: they are others in an export.
+        orders: the same calls in their order, by path: the function, and the ranks of its tensors.
+        branches: the calls in an export by path and function, if a run has others.
         norms: paths of each convolution and the BatchNorm that alone reads its result.
     """
 
@@ -59,7 +61,8 @@ class CallRecord:
     counts: dict[str, dict[tuple[Outer, Function], int]] = field(default_factory=dict)
     seen: list[CallPlace] = field(default_factory=list)
     held: dict[CallPlace, str] = field(default_factory=dict)
-    branches: dict[tuple[str, Function | None], str] = field(default_factory=dict)
+    orders: dict[str, list[tuple[Function, list[int]]]] = field(default_factory=dict)
+    branches: dict[tuple[str, Function | None], Branch] = field(default_factory=dict)
     norms: list[tuple[str, str]] = field(default_factory=list)
 
     def mark(self, tensor: Tensor, place: CallPlace) -> Tensor:
@@ -69,16 +72,45 @@ class CallRecord:
         self.seen.append(place)
         return graph_node(f"{_DOMAIN}::{_MARK}", (tensor,), {"place": len(self.seen) - 1}, tensor.dtype)
 
-    def find_branches(self, traced: Mapping[str, Mapping[tuple[Outer, Function], int]]) -> None:
-        """Compare the calls in an export with a run's, because a forward may ask whether it is exported."""
-        for path, counts in traced.items():
-            for (outer, function), count in counts.items():
-                ran = self.counts.get(path, {}).get((outer, function), 0)
-                if outer is None and ran != count:
-                    self.branches[path, function] = (
-                        f"the forward of {path or 'the model'} calls {name_of(function)} {count} times in an "
-                        f"export and {ran} times otherwise"
-                    )
+    def find_branches(self, ran: CallRecord) -> None:
+        """Number the calls of an export like a run's, because a forward may ask whether it is exported.
+
+        If a function has another number of calls, those have a place that stand before all differences of the
+        forward or behind them. The others get a number below 0.
+        """
+        for path, calls in self.orders.items():
+            found = ran.orders.get(path, [])
+            head, tail = _count_alike(calls, found), _count_alike(calls[::-1], found[::-1])
+            twice = max(head + tail - min(len(calls), len(found)), 0)  # these may be of either end
+            parts = calls[: head - twice], calls[len(calls) - tail + twice :], calls, found
+            for function in {function for function, _ in calls}:
+                first, last, count, others = (sum(one == function for one, _ in part) for part in parts)
+                if count != others:
+                    behind = {count - number: others - number for number in range(1, last + 1)}
+                    before = {number: number for number in range(first)}
+                    self.branches[path, function] = Branch(count, before | behind)
+
+        def renumber(path: str, call: Any) -> Any:
+            function, number, outer = call
+            if outer is not None:
+                return function, number, renumber(path, outer)
+            branch = self.branches.get((path, function))
+            return function, number if branch is None else branch.number(number), None
+
+        def move(place: CallPlace) -> CallPlace:
+            if place.function is None:
+                return place
+            _, number, outer = renumber(place.path, (place.function, place.number, place.outer))
+            return place._replace(number=number, outer=outer)
+
+        self.seen = list(map(move, self.seen))
+        self.held = {move(place): name for place, name in self.held.items()}
+        self.counts = ran.counts
+
+
+def _count_alike(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many elements at the beginning of both are equal."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 class _MarkedCalls(Calls):
@@ -97,6 +129,12 @@ class _MarkedCalls(Calls):
         if name_of(function) == "linear" and (args[0].ndim <= 2 or len(args) < 3 or args[2] is None):
             return None  # one node
         return _MarkedCalls(self.record, self.path, self.owner, (function, number, self.outer))
+
+    def call(self, function: Any, number: int, args: Any, kwargs: Any, steps: Any = None) -> Any:
+        if self.outer is None:
+            tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
+            self.record.orders[self.path].append((function, [one.ndim for one in tensors]))
+        return super().call(function, number, args, kwargs, steps)
 
     def change(self, function: Any, number: int, leaf: int, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or self._is_own(tensor):
@@ -148,15 +186,15 @@ def record_calls(
                 f"the forward of {type(model).__name__} does not take these inputs: {type(error).__name__}: "
                 f"{join_lines(error)[:200]}; give what it takes, in its order or by its names"
             ) from error
-        ran, record.counts = record.counts, {}
+        ran = replace(record)
+        record.counts, record.orders, record.held = {}, {}, {}  # of the export now
         proto = _export(run, tensors)
-        traced, record.counts = record.counts, ran
+        record.find_branches(ran)
         edges = _take_out_marks(proto, record)
         # Across marks the exporter has found no constants, and nothing to join.
         joined = ir.serde.deserialize_model(proto)
         optimizer.optimize_ir(joined, should_fold=_may_fold)
         proto = ir.serde.serialize_model(joined)
-    record.find_branches(traced)
     record.norms = list(edges.find_norms())
     left = edges.makers.keys() - {name for node in proto.graph.node for name in node.output}
     edges.folded |= left.intersection(constant.name for constant in proto.graph.initializer)
@@ -206,9 +244,7 @@ def _export(module: nn.Module, tensors: list[Tensor]) -> onnx.ModelProto:
             return export_with_dynamo(module, request)
         except Exception as error:  # an exporter traces the user's code, which may raise anything
             refused = error
-    raise ModelError(
-        f"the dynamo exporter cannot export it: {reason(refused)}; change that in its forward"
-    ) from refused
+    raise ModelError(f"the dynamo exporter refuses it: {reason(refused)}; change its forward") from refused
 
 
 @contextlib.contextmanager
@@ -232,7 +268,7 @@ def _marking(record: CallRecord, path: str, module: nn.Module) -> Callable[..., 
     forward = module.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        record.counts[path] = {}
+        record.counts[path], record.orders[path] = {}, []
         with _MarkedCalls(record, path, module):
             result = forward(*args, **kwargs)
         if path:

@@ -112,9 +112,7 @@ def _read_axes(value: Any, given: Any, name: str) -> Iterator[dict[int, Any]]:
     elif isinstance(given, (tuple, list)) and len(given) == len(parts):
         given = dict(zip(parts, given, strict=True))
     elif not isinstance(given, Mapping):
-        raise ModelError(
-            f"dynamic_shapes has {given!r:.80} for {name}, which has {len(parts)} entries; give as many"
-        )
+        raise ModelError(f"dynamic_shapes has {given!r:.80} for {name} of {len(parts)} entries; give as many")
     if unknown := [key for key in given if key not in parts]:
         held = ", ".join(map(str, parts)) or "none"
         raise ModelError(f"dynamic_shapes names {unknown[0]!r} of {name}, which has {held}; rename it")

@@ -13,14 +13,14 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, ModelError, OnnxfqError, RecipeError
 from onnxfq.support.records import join_lines
 from onnxfq.torch.fused import switch_fused
-from onnxfq.torch.insertion import Counts, Settings, insert
+from onnxfq.torch.insertion import Settings, insert
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.layers import SUFFIX, Swapped, layer_kind, restore, swap
 from onnxfq.torch.module_names import QuantizerHolder, is_leaf
 from onnxfq.torch.module_plan import ModulePlan, plan_by_layers, plan_module
 from onnxfq.torch.placement import check_overrides, find_layers, plan_layers, refuse_rewrites
 from onnxfq.torch.quantizer import FakeQuantize
-from onnxfq.torch.recording import record_calls
+from onnxfq.torch.recording import CallRecord, record_calls
 
 PLAN = "quantization_plan"
 """Attribute of a quantized module with its plan."""
@@ -58,7 +58,7 @@ class Unfinished:
             check_overrides(self.in_nodes, self.layers, {path: (path, {kind}) for path, kind in named})
         except RecipeError as error:
             raise RecipeError(f"{error}; to name operations of a forward, give example_inputs") from None
-        insert(model, plan_by_layers(self.by_layers, model), {}, self.settings, {})
+        insert(model, plan_by_layers(self.by_layers, model), CallRecord(), self.settings, {})
         if layer_kind(model) is None:
             swap(model, {})  # the forward that runs with the first batch is known before it is planned
         waiting = Skipped(name=self.name, kind="node", op_type="forward", why=_WAITS)
@@ -95,27 +95,27 @@ class Unfinished:
         """
         existing = dict(_held(model))
         planned: ModulePlan = plan_by_layers(self.by_layers, model)
-        counts: Counts = {}
+        record = CallRecord()
         switch_fused(model, fused=True)
         for module in list(model.modules()):
             restore(module)
         try:
-            planned, counts = self._plan(model, args, kwargs)
+            planned, record = self._plan(model, args, kwargs)
         except (DataError, RecipeError):
             if existing:
-                insert(model, planned, counts, self.settings, existing)
+                insert(model, planned, record, self.settings, existing)
             raise
-        added = insert(model, planned, counts, self.settings, existing)
+        added = insert(model, planned, record, self.settings, existing)
         model.__dict__[PLAN] = planned.plan
         begin = self.begin or (lambda quantizer: None)
         for quantizer in added:
             begin(quantizer)
 
-    def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[ModulePlan, Counts]:
+    def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[ModulePlan, CallRecord]:
         try:
             recorded = record_calls(model, args, kwargs)
             planned = plan_module(model, self.recipe, self.layers, self.by_layers, recorded)
-            return planned, recorded[0].counts
+            return planned, recorded[0]
         except (DataError, RecipeError):
             raise
         except Exception as error:  # tracing runs the user's code, which may raise anything
@@ -125,7 +125,7 @@ class Unfinished:
                 raise ModelError(f"{self.name}: {text}") from error
             why = f"its operations stay in float, only its layers are quantized: {text}"
             left = Skipped(name=self.name, kind="node", op_type="forward", why=why)
-            return plan_by_layers(self._with_skipped(left), model), {}
+            return plan_by_layers(self._with_skipped(left), model), CallRecord()
 
     def _with_skipped(self, one: Skipped) -> Plan:
         return self.by_layers.model_copy(update={"skipped": (*self.by_layers.skipped, one)})

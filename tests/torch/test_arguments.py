@@ -48,7 +48,7 @@ WRONG = [
 ]
 COSTLY = {"export_torch", "encodings_from_onnx", "plot_quantization_errors"}
 """Functions that take a second for a value that they accept: they get every third wrong one."""
-METHODS = ("__call__", "quantize", "dequantize", "set_qparams", "set_range", "learn", "allow_overwrite")
+METHODS = ("__call__", "quantize", "set_qparams", "set_range", "learn", "allow_overwrite")
 
 
 def good() -> dict[str, Any]:

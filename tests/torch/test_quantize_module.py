@@ -254,7 +254,7 @@ def test_what_cannot_be_exported_is_told():
     assert skipped.why.startswith("its operations stay in float, only its layers are quantized: the dynamo")
     assert {p.tensor for p in plan.placements} == {"0.input", "0.weight"}
     remove_fake_quantize(model)
-    with pytest.raises(ModelError, match="the dynamo exporter cannot export") as raised:
+    with pytest.raises(ModelError, match="the dynamo exporter refuses it") as raised:
         quantize_module(model, recipe(), example_inputs=torch.ones(4, 4), strict=True)
     assert "\n" not in str(raised.value) and not quantizers(model)
 
@@ -293,6 +293,30 @@ def test_calls_that_an_export_alone_has_are_told():
     assert skipped.name == "1.matmul"
     assert "calls matmul 1 times in an export and 2 times otherwise" in skipped.why
     model(x)
+
+
+class Repeating(nn.Module):
+    """A forward that multiplies once more between others where it is exported."""
+
+    def forward(self, x):
+        """Multiply."""
+        y = x @ x
+        if torch.compiler.is_exporting():
+            y = torch.relu(y @ y)
+        return torch.softmax(y, -1) @ x
+
+
+def test_calls_around_those_of_an_export_alone_are_quantized():
+    """What stands before all differences and behind them is the same call in a run."""
+    model, x = Repeating().eval(), torch.randn(4, 4)
+    plan = prepared(model, x)
+    (skipped,) = plan.skipped
+    assert skipped.name == "matmul_1" and "3 times in an export and 2 times otherwise" in skipped.why
+    assert [one.tensor for one in plan.activations] == ["matmul_input", "matmul_2_input"]
+    first, last = quantizers(model).values()
+    assert torch.equal(model(x), last(torch.softmax(first(x) @ first(x), -1)) @ first(x))
+    pairs = export_torch(model, (x,), dynamic_batch=False).graph.node
+    assert sum(node.op_type == "QuantizeLinear" for node in pairs) == 2
 
 
 class Twice(nn.Module):
@@ -835,7 +859,7 @@ def test_training_with_learned_grids(learned):
 
 
 class Windows(nn.Module):
-    """Shifted windows with a table of parameters, views in a row, and parts that are stacked."""
+    """Shifted windows with a table of parameters, views in a row, a norm, and parts that are stacked."""
 
     def __init__(self):
         """Make a projection and the table."""
@@ -847,7 +871,8 @@ class Windows(nn.Module):
         """Return [N, 2, 16, 8] of [N, 4, 4, 8]."""
         y = torch.roll(x, (-1, 1), (1, 2)).view(-1, 2, 2, 4, 8).view(-1, 16, 8)
         y = self.proj(y).view(-1, 16, 8) + self.table[self.places][:, :8]
-        return torch.stack([y.sin(), y.roll(3, 1)], 1) * 2
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1)
+        return torch.stack([F.silu(y.sin()), y.roll(3, 1)], 1) * 2
 
 
 @pytest.mark.parametrize("name", ["tensorrt-int8", "onnxruntime-int8", "openvino-int8", "qnn-int8"])
@@ -879,3 +904,5 @@ def test_steps_of_calls_are_torch_s(given):
     assert torch.equal(calls.turn(x, *given), torch.roll(x, *given))
     for dim in (0, 2, -1):
         assert torch.equal(calls.pile([x, -x], dim), torch.stack([x, -x], dim))
+    torch.testing.assert_close(calls.gate(x), F.silu(x))  # as the export: torch multiplies and divides once
+    torch.testing.assert_close(calls.invert_root(x + 1), torch.rsqrt(x + 1))

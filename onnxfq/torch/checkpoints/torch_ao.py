@@ -134,9 +134,7 @@ def _sources(model: nn.Module) -> dict[str, list[str]]:
         graph = _LayerTracer().trace(model)
     except Exception as error:  # tracing runs the user's code, which may raise anything
         line = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"torch.fx cannot trace {type(model).__name__}: {line}; take conditions on tensors out"
-        ) from None
+        raise ModelError(f"torch.fx cannot trace {type(model).__name__}: {line}; remove conditions") from None
     sources = {}
     for node in graph.nodes:
         if node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), Swapped):

@@ -134,9 +134,7 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
                 continue
             given = plain(torch.as_tensor(value)).detach()
             if not fits(given.shape, self.shape):
-                raise SpecError(
-                    f"{name} must broadcast to {list(self.shape)}, found {list(given.shape)}; reshape it"
-                )
+                raise SpecError(f"{name} must fit {list(self.shape)}, found {list(given.shape)}; reshape it")
             with torch.no_grad():
                 getattr(self, name).copy_(given)
             self._fresh.pop(name, None)
@@ -195,7 +193,7 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
         """
         if len(encodings) != self.min.numel():
             raise SpecError(
-                f"shape {list(self.shape)} takes {self.min.numel()} entries, found {len(encodings)}"
+                f"shape {list(self.shape)} takes {self.min.numel()} entries, found {len(encodings)}; give all"
             )
         try:
             bits, flag = encodings[0]["bitwidth"], str(encodings[0]["is_symmetric"]).lower()

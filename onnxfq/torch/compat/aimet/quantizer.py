@@ -88,9 +88,7 @@ class QuantizerBase(Unscripted, nn.Module):
         if not isinstance(value, Tensor):
             raise ArgumentError(f"{name} must be a Parameter, found {type(value).__name__}; use set_range")
         if held is not None and value.shape != held.shape:
-            raise SpecError(
-                f"{name} has shape {list(held.shape)}, found {list(value.shape)}; make a new quantizer"
-            )
+            raise SpecError(f"{name} has shape {list(held.shape)}, found {list(value.shape)}; make a new one")
         return value if isinstance(value, nn.Parameter) else nn.Parameter(value.detach().clone())
 
     def register_quantization_parameter(self, name: str, param: nn.Parameter) -> None:
