@@ -13,7 +13,7 @@ from onnxfq.data.inputs import Feed
 
 
 class Passes:
-    """What `begin` yields, from its start in each iteration; nobody overwrites the arrays."""
+    """An iterable that begins again in each iteration, with `begin`; nobody overwrites the arrays."""
 
     lasting = True
 

@@ -1,4 +1,4 @@
-"""A tokenizer and the tokens of texts; it runs in a process of its own, without the package."""
+"""A tokenizer and the tokens of texts, in a process that does not import the package."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def compare(name: str, recipe: str, plain: onnxfq.Model) -> bool:
     except OnnxfqError as error:
         print(f"{name} {recipe}: {error}", flush=True)
         return False
-    # What no input reaches, such as the positions of tokens, is stored as integers. The exporter's own names
+    # Values that no input reaches, such as the positions of tokens, are stored as integers. The exporter's own names
     # tell nothing: a weight of one model may have that of a tensor of the other.
     reached = {value.name for value in plain.proto.graph.input}
     for node in plain.proto.graph.node:

@@ -48,7 +48,7 @@ def assert_kept(proto: onnx.ModelProto, target: str) -> None:
     "name", [pytest.param(name, marks=pytest.mark.sample) if name == "mixer" else name for name in NETWORKS]
 )
 def test_promises_are_kept(name: str, target: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Of every network at least 99% of what is promised, and some of every operator."""
+    """Every network runs at least 99% of what is promised so, and some of every operator."""
     if name in LARGE and not request.config.getoption("--all-cases"):
         pytest.skip("large, for --all-cases")
     if target == "openvino" and find_spec("openvino") is None:

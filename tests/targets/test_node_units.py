@@ -390,4 +390,4 @@ def test_a_tiny_weight_of_two_convolutions_fits_both_biases(tmp_path: Path) -> N
         off = onnxfq.AccuracyTarget(repair=None)
         onnxfq.quantize(proto, [feed], path, recipe="onnxruntime-int8", accuracy=off)
         found = session(path).run(None, feed)[0].mean((0, 2, 3))
-        np.testing.assert_allclose(found, [first] * 4 + [second] * 4, rtol=0.01)  # of 8 bits
+        np.testing.assert_allclose(found, [first] * 4 + [second] * 4, rtol=0.01)  # 8 bits

@@ -307,7 +307,7 @@ class Repeating(nn.Module):
 
 
 def test_calls_around_those_of_an_export_alone_are_quantized():
-    """What stands before all differences and behind them is the same call in a run."""
+    """The calls before all differences and behind them are the same in a run."""
     model, x = Repeating().eval(), torch.randn(4, 4)
     plan = prepared(model, x)
     (skipped,) = plan.skipped
