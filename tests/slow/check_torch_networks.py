@@ -180,8 +180,8 @@ def compare(name: str, recipe: str, plain: onnxfq.Model) -> bool:
     except OnnxfqError as error:
         print(f"{name} {recipe}: {error}", flush=True)
         return False
-    # Values that no input reaches, such as the positions of tokens, are stored as integers. Names of the exporter
-    # tell nothing: a weight of one model may have that of a tensor of the other.
+    # Values that no input reaches, such as the positions of tokens, are stored as integers. The exporter's
+    # names tell nothing: a weight of one model may have that of a tensor of the other.
     reached = {value.name for value in plain.proto.graph.input}
     for node in plain.proto.graph.node:
         reached |= set(node.output) if reached.intersection(node.input) else set()
