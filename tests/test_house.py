@@ -166,7 +166,7 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2024,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1507,  # losses by output, keys and words of tensors; remedies fell
     "execution": 1019,  # makers of numbered tensors; no room fell
-    "graph": 4456,  # sums of a product and its bias, makers of numbered tensors; passes fell
+    "graph": 4455,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1204,  # caches by genai_config.json; no room fell
     "judging": 1216,  # losses above chance, samples by their cost; remedies fell
     "layers": 939,  # groups that nothing reads have names; no room fell
