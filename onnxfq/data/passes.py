@@ -13,7 +13,7 @@ from onnxfq.data.inputs import Feed
 
 
 class Passes:
-    """What `begin` yields, from its start in each iteration; nobody overwrites the arrays."""
+    """What `begin` yields, from its start in each iteration. Nobody overwrites the arrays."""
 
     lasting = True
 

@@ -1,4 +1,4 @@
-"""A tokenizer and the tokens of texts; it runs in a process of its own, without the package."""
+"""Tokens of texts, in a process of their own without the package."""
 
 from __future__ import annotations
 
