@@ -13,7 +13,7 @@ from onnxfq.data.inputs import Feed
 
 
 class Passes:
-    """What `begin` yields, from its start in each iteration. Nobody overwrites the arrays."""
+    """Each iteration takes feeds of `begin` from the start. Nobody overwrites the arrays."""
 
     lasting = True
 
