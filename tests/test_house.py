@@ -166,7 +166,7 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2024,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1518,  # figures of drawn inputs; targets fell
     "execution": 1193,  # drawn inputs: pictures, sound, statistics; targets fell
-    "graph": 4487,  # constants behind convolutions go into them; no room fell
+    "graph": 4487,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1204,  # caches by genai_config.json; no room fell
     "judging": 1243,  # losses above chance, samples by their cost; remedies fell
     "layers": 939,  # groups that nothing reads have names; no room fell

@@ -13,7 +13,7 @@ from onnxfq.data.inputs import Feed
 
 
 class Passes:
-    """An iterable that begins again in each iteration, with `begin`; nobody overwrites the arrays."""
+    """Each iteration takes feeds of `begin` from the start. Nobody overwrites the arrays."""
 
     lasting = True
 

@@ -1,4 +1,4 @@
-"""A tokenizer and the tokens of texts, in a process that does not import the package."""
+"""Tokens of texts, in a process of their own without the package."""
 
 from __future__ import annotations
 

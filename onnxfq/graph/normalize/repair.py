@@ -51,10 +51,9 @@ def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
         proto.opset_import.extend([*own, *imports])
     for owner in (proto.graph, *proto.functions):
         for node in list_nodes(owner):
-            node.domain = "" if node.domain == "ai.onnx" else node.domain
-            while (
-                node.input and not node.input[-1]
-            ):  # empty names at the end mean nothing, and code may count
+            if node.domain == "ai.onnx":
+                node.domain = ""
+            while node.input and not node.input[-1]:  # empty names at the end mean nothing; code may count
                 node.input.pop()
 
 
