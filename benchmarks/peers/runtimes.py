@@ -46,7 +46,7 @@ CALIBRATING, UNSEEN = 16, 64
 REMARKS = {
     "qnn": " The quantizer of QNN takes ranges from least to largest value, as the column `with minmax` "
     "does. By that the ranges of `upward 1 in groups` and `learned queries` are equal tensor by tensor, "
-    "finer behind Softmax. Weights have a scale for each channel, not one. What is left is how they round."
+    "finer behind Softmax. Weights have a scale for each channel, not one. Only their rounding differs then."
 }
 """Causes of a difference between tools, by runtime."""
 
