@@ -134,7 +134,9 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
                 continue
             given = plain(torch.as_tensor(value)).detach()
             if not fits(given.shape, self.shape):
-                raise SpecError(f"{name} must fit {list(self.shape)}, found {list(given.shape)}; reshape it")
+                raise SpecError(
+                    f"{name} must broadcast to {list(self.shape)}, found {list(given.shape)}; reshape it"
+                )
             with torch.no_grad():
                 getattr(self, name).copy_(given)
             self._fresh.pop(name, None)
