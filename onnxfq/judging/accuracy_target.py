@@ -107,7 +107,7 @@ class AccuracyTarget:
     @property
     def fallbacks(self) -> tuple[str, ...]:
         """The formats of `fallback`, each once."""
-        return tuple(dict.fromkeys(name.strip() for name in self.fallback.split(",")))
+        return tuple(dict.fromkeys(name.strip() for name in str(self.fallback).split(",")))
 
     def least_db(self, is_observed: bool) -> float | None:
         """Return the SQNR in dB below which outputs are repaired; None for no repair.
