@@ -378,6 +378,14 @@ def test_constants_in_files(tmp_path: Path) -> None:
     assert FLOAT.isdisjoint(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
 
 
+def test_a_constant_that_makes_channels_stays() -> None:
+    """A sum of one channel and a constant of eight is no sum of the convolution's bias."""
+    text = "g (float[2,4,9,9] x) => (float[2,8,9,9] y) { c = Conv (x, w) y = Add (c, b) }"
+    proto = build(text, {"w": weights(1, 4, 1, 1), "b": weights(8, 1, 1)})
+    prepared = prepare_model(load(proto), "onnxruntime")
+    assert [node.op_type for node in prepared.proto.graph.node] == ["Conv", "Add"]
+
+
 def test_a_tiny_weight_of_two_convolutions_fits_both_biases(tmp_path: Path) -> None:
     """Its scale is the larger of those that the two biases need, whichever convolution comes first."""
     weight = weights(4, 4, 3, 3) * np.float32(1e-9)

@@ -85,13 +85,11 @@ def _read_change(node: gs.Node, conv: gs.Node) -> tuple[_Float64s, _Float64s] | 
     values, weight = constant_array(node.inputs[slot]).astype(np.float64), conv.inputs[1]
     rank = len(weight.shape)
     by_channel = (1,) * (rank - values.ndim) + values.shape
-    if (
-        values.ndim > rank
-        or max((*by_channel[:1], *by_channel[2:])) != 1
-        or (slot == 0 and node.op in ("Div", "Sub"))
-    ):
-        return None
     outputs = weight.shape[0] if conv.op == "Conv" else weight.shape[1] * conv.attrs.get("group", 1)
+    is_fixed = slot == 0 and node.op in ("Div", "Sub")
+    is_wide = len(by_channel) > rank or max((*by_channel[:1], *by_channel[2:])) != 1
+    if is_fixed or is_wide or by_channel[1] not in (1, outputs):  # one channel may become many
+        return None
     values = np.broadcast_to(values.reshape(-1), outputs)
     nothing, one = np.zeros(outputs), np.ones(outputs)
     if node.op in ("Add", "Sub"):
