@@ -176,7 +176,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         f"{GOOD} --repair none",
         "--repair takes off, auto, thorough or a number of dB, got 'none'",
     ),
-    "demo under a file": ("demo -o data.npz/demo", "cannot make folder data.npz/demo"),
+    "demo under a file": ("demo -o data.npz/demo", "cannot write data.npz/demo: data.npz is a file"),
 }
 PREPARED: dict[str, tuple[Callable[[], object], str, str]] = {
     # The thing that was wrong: how it comes about, and the same.

@@ -120,6 +120,7 @@ def rows_under(content: dict[str, Any], title: str) -> list[list[Any]]:
     return [row for table in tables if table["title"] == title for row in table["rows"]]
 
 
+@pytest.mark.sample
 def test_page_has_every_tensor_and_reason(result: QuantizeResult) -> None:
     """Each quantized tensor, each layer, each skipped one and each reason is in the data of the page."""
     (shown,) = contents(render_report(result))

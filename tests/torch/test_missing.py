@@ -10,6 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "onnxfq" / "torch" / "__init__.py"
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("missing", ["torch", "onnxscript"])
 def test_missing_package_names_the_remedy(missing, monkeypatch):
     """The import fails as for any missing package, and says which and how to install it."""
