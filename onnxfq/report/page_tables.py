@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
 from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.proof import name_figure
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.timing import Timing
@@ -101,7 +102,7 @@ def mix_tables(found: Sequence[Sensitivity]) -> list[PageTable]:
     for place, point in enumerate(remedy.frontier):
         cost = f"{point.cost / 8e3:,.1f} kB" if remedy.size else f"{point.cost:.1%}"
         mark = "chosen" if place == remedy.chosen else ""
-        rows.append((cost, str(point.changed), f"{point.sqnr_db:.1f}", mark))
+        rows.append((cost, str(point.changed), name_figure(point.sqnr_db).removesuffix(" dB"), mark))
     unit = "bytes of weights" if remedy.size else "share of the time, by multiply-adds and starts of kernels"
     note = f"As predicted by the noise of groups alone; what was chosen is measured. Cost: {unit}."
     return list_table("Mixes of formats", note, rows)
