@@ -35,7 +35,7 @@ PREPARED: dict[str, dict[str, Any]] = {
 WAYS = {"data": None, "drawn": None, "drawn, min-max": "minmax"}
 """Inputs, and the calibrator in place of the recipe's."""
 
-HEADER = ["network", "statistics", *(f"{way}: dB" for way in WAYS), "told of drawn inputs: dB"]
+HEADER = ["network", "statistics", *(f"{way}: dB" for way in WAYS), "printed, of drawn inputs: dB"]
 
 
 def thin(feeds: list[Feed], most: int) -> list[Feed]:

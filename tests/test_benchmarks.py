@@ -176,6 +176,16 @@ def test_the_held_intervals_in_the_docs_are_the_measured_ones() -> None:
         assert f"[{held} of {len(rows)}](../benchmarks/results.md#intervals-of-{section})" in text
 
 
+def test_losses_without_data_in_the_docs_are_the_measured_ones() -> None:
+    """docs/data.md counts the networks that lose little and much by drawn inputs."""
+    rows = cells_of("benchmarks/results/no_data.md")
+    losses = [float(row[2]) - float(row[3]) for row in rows if re.fullmatch(r"[\d.]+", row[3])]
+    little, much = ([loss for loss in losses if low <= loss < high] for low, high in ((-1, 2), (9, 20)))
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    assert f"{len(little)} of {len(losses)} networks lose less than 2 dB" in page and len(losses) > 10
+    assert f"and {len(much)} lose 9 to 20 dB" in page and len(little) + len(much) == len(losses)
+
+
 def test_the_page_of_results_is_that_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file of results is on the page once, under a heading of its own, with command, date and commit."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
