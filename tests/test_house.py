@@ -168,7 +168,7 @@ ROOM_LINES: dict[str, int] = {
     "execution": 1193,  # drawn inputs: pictures, sound, statistics; targets fell
     "graph": 4487,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1204,  # caches by genai_config.json; no room fell
-    "judging": 1243,  # losses above chance, samples by their cost; remedies fell
+    "judging": 1245,  # losses above chance, samples by their cost; remedies fell
     "layers": 939,  # groups that nothing reads have names; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1105,  # mixes of least noise for every cost; remedies fell

@@ -139,6 +139,8 @@ class AccuracyTarget:
         if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
             raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
         check_labels(self.metric, self.labels is not None)
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise DataError(f"max_bytes is {self.max_bytes}; give the bytes of the file, 1 or more")
         for name in self.fallbacks:
             if name not in (FLOAT, WEIGHTS, *RECIPES):
                 qtype_by_name(name)
