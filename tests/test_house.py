@@ -163,7 +163,7 @@ ROOM_LINES: dict[str, int] = {
     "checkpoints": 1351,  # bits and groups that no layer has are refused; no room fell
     "cli": 1923,  # an option for drawn inputs; targets fell
     "data": 1768,  # a name for drawn inputs; targets fell
-    "diagnosis": 2024,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
+    "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1518,  # figures of drawn inputs; targets fell
     "execution": 1193,  # drawn inputs: pictures, sound, statistics; targets fell
     "graph": 4487,  # sums of a product and its bias, makers of numbered tensors; passes fell

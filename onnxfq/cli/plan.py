@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onnxfq.choices import DEFAULT_BATCH
 from onnxfq.cli.build_options import GpuOption, note_gpus
 from onnxfq.cli.console import Printing
@@ -47,7 +49,7 @@ def plan(
     unknown = lacks_ranks(loaded)
     given = read_data(data, no_data)
     if isinstance(given, DrawnInputs):
-        given = draw_inputs(loaded.proto, described)
+        given = draw_inputs(loaded.proto, replace(described, limit=1))  # ranks need one
     feeds = None if given is None else open_feeds(loaded.proto, given, batch, described)
     ranked = with_run_ranks(loaded, next(iter(feeds))) if unknown and feeds is not None else loaded
     planned = plan_encodings(ranked, chosen, encodings)

@@ -106,7 +106,7 @@ class MixPoint(Record):
     """A mix of formats of least noise for its cost.
 
     Attributes:
-        cost: what it takes more than the own format of all groups: a share of the time, or bytes of weights.
+        cost: what it takes more than the own format of all groups: a share of the time, or bits of weights.
         noise: noise-to-signal ratio of the outputs, as predicted.
         changed: groups with another format.
     """

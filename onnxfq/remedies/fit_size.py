@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ def fit_size(candidate: Candidate, judge: Judge, target: AccuracyTarget) -> Prop
     """
 
     def measure(one: Candidate) -> float:
-        return _count_bits(one, target, build_forms(one, judge.options, Clock()).qdq)
+        return _count_bits(one, target, lambda: build_forms(one, judge.options, Clock()).qdq)
 
     sizes, used = _weight_sizes(candidate, judge.options.floats.name), measure(candidate)
     total = sum(size.elements for size in sizes.values())
@@ -92,7 +92,7 @@ def answer_promise(
     size, target = None, judge.accuracy
     if target is not None and target.fits_size:
         total = sum(size.elements for size in _weight_sizes(candidate).values())
-        size = _answer(target, _count_bits(candidate, target, forms.qdq), total)
+        size = _answer(target, _count_bits(candidate, target, lambda: forms.qdq), total)
         if size.value > size.allowed:
             raise RecipeError(
                 f"recipe {candidate.recipe.name} with the operators in float that its runtime needs so gives "
@@ -118,11 +118,14 @@ def _tell(answer: Promised) -> str:
     )
 
 
-def _count_bits(candidate: Candidate, target: AccuracyTarget, qdq: onnx.ModelProto) -> float:
-    """Return the bits of the quantized weights, or of the whole file, whichever is promised."""
+def _count_bits(candidate: Candidate, target: AccuracyTarget, build: Callable[[], onnx.ModelProto]) -> float:
+    """Return the bits of the quantized weights, or of the whole file, whichever is promised.
+
+    `build` returns the file, which bits of weights do without.
+    """
     if target.max_bytes is None:
         return sum(size.elements * size.bits for size in _weight_sizes(candidate).values())
-    return 8 * file_bytes(qdq)
+    return 8 * file_bytes(build())
 
 
 class _WeightBits(NamedTuple):

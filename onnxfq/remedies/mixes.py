@@ -290,7 +290,12 @@ class CountSearch:
 
 
 def open_search(mixes: Mixes, aim: Aim) -> NoiseSearch | CountSearch:
-    """Return the search of groups for other formats: by noise, or by steps for a metric."""
+    """Return the search of groups for other formats: by noise, or by steps for a metric.
+
+    Groups that a metric has ranked get one format, those first that drop it most.
+    """
     if isinstance(aim, SqnrAim):
         return NoiseSearch(mixes, aim.wanted)
+    if mixes.ranking.metric is not None:
+        return CountSearch([(at, mixes.formats[0]) for at in mixes.ranking.by_gain()])
     return CountSearch(mixes.list_upgrades())

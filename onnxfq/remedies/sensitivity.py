@@ -30,7 +30,7 @@ from onnxfq.layers.layer_costs import measure_costs
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.metrics import Metric, check_labels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
-from onnxfq.remedies.mixes import CountSearch, Mixes, NoiseSearch, switch_off, with_remedy
+from onnxfq.remedies.mixes import Mixes, open_search, switch_off, with_remedy
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions, shows_progress
@@ -193,12 +193,10 @@ def find_remedy(board: QuantizerToggles, ranked: Sensitivity, aim: Aim, fallback
         fallback: see `AccuracyTarget`; noted in the remedy.
     """
     before = reached = aim.choose(board, board.everything)
-    by_noise = isinstance(aim, SqnrAim)
-    mixes, order = Mixes.unmeasured(ranked), ranked.by_gain()
-    search = NoiseSearch(mixes, aim.wanted) if by_noise else CountSearch([(at, FLOAT) for at in order])
-    formats = dict[int, str]()
+    mixes, formats = Mixes.unmeasured(ranked), dict[int, str]()
+    search = open_search(mixes, aim)
     while reached < aim.wanted and (found := search.choose(reached)):
         formats, reached = found, aim.choose(board, switch_off(board, ranked, found))
     fields: dict[str, Any] = {"measure": aim.measure, "wanted": aim.wanted, "before": before}
-    traced = mixes if by_noise and fallback == FLOAT else None
+    traced = mixes if isinstance(aim, SqnrAim) and fallback == FLOAT else None
     return with_remedy(ranked, dict.fromkeys(formats, fallback), traced, **fields, reached=reached)

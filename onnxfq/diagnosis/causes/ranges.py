@@ -60,9 +60,7 @@ def find_ranges(candidate: FileCandidate) -> Iterator[Suspicion]:
         is_measured = place < MEASURED
         if not is_certain and (not is_measured or candidate.share(reading.numbers) < MINOR):
             continue
-        grid, near = reading.quantizer.grid, [one for one in readings if one is not reading and one.is_near]
-        near = [] if kind == "unsigned_on_signed" else near
-        other = next((one for one in near if one.quantizer.grid.agrees(grid)), None)
+        other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
         if other is not None and candidate.are_tied(reading.numbers, other.numbers):
             continue
         if other is not None:
@@ -111,6 +109,13 @@ def _explain(reading: RangeReading, readings: Sequence[RangeReading]) -> tuple[s
         lost = f"{covers}: {100 * values.share_between(-half, half):.3g}% of the values become 0"
         return "lost_values", f"{lost}, {reading.excess_db:.1f} dB over the best range", False
     return "", "", False
+
+
+def _owner(reading: RangeReading, readings: Sequence[RangeReading]) -> RangeReading | None:
+    """Return another tensor that has the same scale and zero point, and whose values they fit."""
+    grid = reading.quantizer.grid
+    near = (other for other in readings if other is not reading and other.is_near)
+    return next((other for other in near if other.quantizer.grid.agrees(grid)), None)
 
 
 def grid_edits(candidate: FileCandidate, reading: RangeReading, fit: GridFit) -> Edits:

@@ -14,7 +14,9 @@ from onnxfq.graph.ops import STANDARD_DOMAINS
 def store_turned(model: Model, readers: int = 1) -> Model:
     """Return `model` with the result of each Transpose of a constant stored; itself without any.
 
-    readers: how many a result has at least.
+    Args:
+        model: of any source.
+        readers: how many a result has at least.
     """
     if not any(node.op_type == "Transpose" for node in model.proto.graph.node):
         return model
