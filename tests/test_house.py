@@ -180,7 +180,7 @@ ROOM_LINES: dict[str, int] = {
     "report": 1242,  # drawn inputs are told; targets fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1881,  # sessions of drawn inputs; targets fell
-    "support": 1316,  # native libraries in workers, bounded in memory and time; data fell
+    "support": 1325,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6473,  # kept promises: products behind a Concat, shared turned weights; no room fell
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
     "torch": 6043,  # calls around those that an export alone makes, steps of rsqrt and silu; no room fell

@@ -12,6 +12,7 @@ import runpy
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,8 +21,9 @@ from typing import Any
 def serve(file: str, parent: str) -> None:
     """Answer requests for the functions of `file` until the standard input ends, then end this process.
 
-    A request is (number, name of a function, its arguments). A reply is (number, result, seconds that the
-    call took, fault); a fault is None, or the name of an exception's class and its message.
+    A request is (number, name of a function, its arguments, working folder of who asks; empty for the last
+    one). A reply is (number, result, seconds that the call took, fault); a fault is None, or the name of an
+    exception's class and its message.
     """
     runpy.run_path(str(Path(__file__).with_name("interrupts.py")))["end_with"](int(parent))
     # The library prints as well; its output must not mix with the replies.
@@ -43,6 +45,10 @@ def serve(file: str, parent: str) -> None:
     pool = ThreadPoolExecutor()
     try:
         while True:
-            pool.submit(answer, *pickle.load(sys.stdin.buffer))
+            *request, folder = pickle.load(sys.stdin.buffer)
+            if folder:
+                with suppress(OSError):  # somebody removed it since
+                    os.chdir(folder)
+            pool.submit(answer, *request)
     except EOFError:
         os._exit(0)  # whatever still runs: nobody waits for it

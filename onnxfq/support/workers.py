@@ -99,7 +99,7 @@ class Worker:
             number = next(self._numbers)
             self._waiting[number] = reply
             if not self.ended:
-                self._send((number, name, given))
+                self._send((number, name, given, _find_folder()))
         if self.ended:
             self._fail()
         return reply
@@ -112,7 +112,7 @@ class Worker:
             self.close(f"took more than {seconds:g} s")
             raise WorkerFault("", self.ended) from None
 
-    def _send(self, request: tuple[int, str, tuple[Any, ...]]) -> None:
+    def _send(self, request: tuple[int, str, tuple[Any, ...], str]) -> None:
         assert self._process.stdin is not None
         try:
             pickle.dump(request, self._process.stdin, 5)
@@ -162,6 +162,14 @@ class Worker:
             reply = self._waiting.pop(number, None)
             if reply is not None:
                 reply.set_exception(WorkerFault("", self.ended))
+
+
+def _find_folder() -> str:
+    """Return the working folder, which relative paths start from; it is empty if somebody removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _describe_end(code: int, printed: IO[bytes]) -> str:

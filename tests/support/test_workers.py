@@ -56,6 +56,9 @@ def fill():
 def number():
     return os.getpid()
 
+def list_folder():
+    return os.listdir(".")
+
 class Unreadable:
     def __reduce__(self):
         return int, ("no number",)
@@ -79,6 +82,19 @@ def test_what_is_opened_stays(worker: Worker) -> None:
     worker.ask("keep", "x", values, seconds=60)
     np.testing.assert_array_equal(worker.ask("take", "x", seconds=60), values)
     assert 0 < worker.seconds < 5
+
+
+def test_a_relative_path_is_that_of_who_asks(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker reads from the present folder, not from where it started; one that is gone changes nothing."""
+    for name in ("first", "second"):
+        (tmp_path / name / name).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / name)
+        assert worker.ask("list_folder", seconds=60) == [name]
+    (tmp_path / "second" / "second").rmdir()
+    (tmp_path / "second").rmdir()
+    assert worker.ask("list_folder", seconds=60) == []
 
 
 def test_threads_ask_side_by_side(worker: Worker) -> None:
