@@ -166,9 +166,9 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1518,  # figures of drawn inputs; targets fell
     "execution": 1193,  # drawn inputs: pictures, sound, statistics; targets fell
-    "graph": 4487,  # sums of a product and its bias, makers of numbered tensors; passes fell
+    "graph": 4490,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1204,  # caches by genai_config.json; no room fell
-    "judging": 1245,  # losses above chance, samples by their cost; remedies fell
+    "judging": 1253,  # losses above chance, samples by their cost; remedies fell
     "layers": 939,  # groups that nothing reads have names; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1105,  # mixes of least noise for every cost; remedies fell

@@ -46,6 +46,15 @@ def list_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return found
 
 
+def count_operators(graph: onnx.GraphProto) -> int:
+    """Return how many nodes a run of `graph` computes at most: of the branches of an If the longer one."""
+    total = 0
+    for node in graph.node:
+        inner = [count_operators(body) for body in bodies(node)] if node.attribute else []
+        total += (node.op_type != "Constant") + (max(inner) if node.op_type == "If" else sum(inner))
+    return total
+
+
 def rename_tensors(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str], *, made: bool = True) -> None:
     """Give tensors other names where nodes read them, and where nodes make them if `made`."""
     for node in nodes:

@@ -178,7 +178,11 @@ class Candidate:
             made = self._with_ranges(statistics.whole)
             again = round_given(self.session, made.plan, made.encodings, options, with_unseen=True)
             return made.rounded(again)._equalized_as(self)
-        return self.with_statistics(statistics.whole)
+        return self.with_all_ranges()
+
+    def with_all_ranges(self) -> Candidate:
+        """Return the candidate with the ranges of all samples, and the same rounded weights and biases."""
+        return self.recall(Candidate.with_all_ranges, lambda: self.with_statistics(self.statistics.whole))
 
     def with_statistics(self, statistics: Statistics) -> Candidate:
         """Return the candidate with ranges from `statistics`, and the same rounded weights and biases."""

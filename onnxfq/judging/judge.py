@@ -30,7 +30,7 @@ from onnxfq.judging.candidate import Candidate, Sources
 from onnxfq.judging.folds import Folds
 from onnxfq.judging.samples import PROVING, REPORTED, Split, split_samples, take
 from onnxfq.judging.work import Budget, Work, limit_samples
-from onnxfq.numerics.intervals import ratio_interval_db
+from onnxfq.numerics.intervals import interval_db
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.support.progress import announce
 from onnxfq.targets.target import target_by_name
@@ -97,11 +97,15 @@ class Bounded(float):
 
 
 class Gain(NamedTuple):
-    """SQNR in dB of two candidates on the same samples, and the interval of the difference; None unknown."""
+    """SQNR in dB of two candidates on the same samples, and the interval of the difference; None unknown.
+
+    `how` ends the reason of a refusal.
+    """
 
     before: float
     after: float
     interval: tuple[float, float] | None
+    how: str = ""
 
     @property
     def is_sure(self) -> bool:
@@ -126,7 +130,8 @@ class Gain(NamedTuple):
     def explain_refusal(self, least: float = LEAST_GAIN_DB) -> str:
         """Return why the gain is not enough; empty if it is sure and at least so many dB."""
         if not self.after > self.before or self.after - self.before < least:
-            return f"it must gain {least:g} dB" if least else "it gains nothing on the samples that prove"
+            why = f"it must gain {least:g} dB" if least else "it gains nothing on the samples that prove"
+            return why + self.how
         return "" if self.is_sure else f"its gain is not sure: {self}"
 
     def __str__(self) -> str:
@@ -374,7 +379,8 @@ class Judge:
     def prove_gain(self, before: Candidate, after: Candidate, is_sure: bool = False) -> Gain:
         """Return the gain on samples that prove: PROVING, and more where these do not decide.
 
-        All samples that do not choose prove what is sure, in folds, unless many are unseen.
+        All samples that do not choose prove what is sure, in folds, unless many are unseen. With the ranges
+        of all samples, which the file has, it must not lose: a channel may be large in few of them.
         """
         proving = self.split.proving
         gain = self.measure_gain([before, after], take(proving, PROVING))
@@ -382,7 +388,11 @@ class Judge:
             gain = self.measure_gain([before, after], proving)
         if gain.is_open and is_sure and self.folds is not None:
             gain = self.measure_gain([before, after], self.others, self.folds)
-        return gain
+        if not gain.is_sure or after.statistics.whole is after.statistics.seen:
+            return gain
+        written = [one.with_all_ranges() for one in (before, after)]
+        whole = self.measure_gain(written, take(proving, PROVING))
+        return whole._replace(how=", with the ranges of all samples") if whole.is_loss else gain
 
     def measure_gain(
         self, pair: Sequence[Candidate], feeds: Sequence[Feed], folds: Folds | None = None
@@ -395,7 +405,7 @@ class Judge:
         worst = [score.worst for score in scores]
         noises = [() if score is None else score.noises for score in worst]
         same = len(noises[0]) == len(noises[1])
-        return Gain(scores[0].lowest_db, scores[1].lowest_db, ratio_interval_db(*noises) if same else None)
+        return Gain(scores[0].lowest_db, scores[1].lowest_db, interval_db(*noises) if same else None)
 
     def prove(
         self, candidates: Sequence[Candidate], feeds: Sequence[Feed], folds: Folds | None = None

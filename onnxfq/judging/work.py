@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from onnxfq.data import Feed
 from onnxfq.data.replay import FEWEST_UNSEEN
 from onnxfq.data.stream import StreamSamples
-from onnxfq.graph.model import list_nodes
+from onnxfq.graph.walk import count_operators
 from onnxfq.judging.samples import REPORTED
 from onnxfq.layers.layer_costs import WeightSize, measure_costs, weight_sizes
 from onnxfq.layers.moments import choose_rows
@@ -60,7 +60,7 @@ class Work:
     """Costs of a model and its data. All figures but these fields are runs of the float model.
 
     Attributes:
-        nodes: operators.
+        nodes: operators that a run computes.
         samples: of the data; without any nothing costs anything.
         tensors: activations that are calibrated.
         elements: of the inputs and outputs of products, for one sample.
@@ -81,7 +81,7 @@ class Work:
     @staticmethod
     def _measure(candidate: Candidate) -> Work:
         session = candidate.session
-        nodes = sum(1 for _ in list_nodes(session.model.proto.graph))
+        nodes = count_operators(session.model.proto.graph)
         if not session.kept:
             return Work(nodes)
         costs = measure_costs(session.model.proto, candidate.plan, session.kept[0])

@@ -26,7 +26,7 @@ FEW_BITS = 4
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
-    """Return why weights stay at nearest; empty if the recipe leaves it open and their noise counts."""
+    """Return why weights stay at nearest; empty if the recipe and the data leave it open."""
     if not _is_open(candidate.recipe):
         return "the recipe names the rounding of weights"
     if not candidate.recipe.simulation.rounding.startswith("half_"):
@@ -35,11 +35,7 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "encodings of another tool are used as they are"
     if len(judge.kept) < 2 or judge.options.data.nonfinite != "stop":
         return "moments need two samples or more without NaN and infinities"
-    # A sample that stands apart makes noise in activations that may be left out.
-    is_open = candidate.session.feeds is not None and candidate.session.feeds.apart
-    is_noisy = not explain_limit(_most_gain(candidate, judge))
-    is_low = not judge.explain_sound(candidate) and math.isfinite(judge.read_low(candidate))
-    return "" if is_open or is_noisy or is_low else "activations make the noise"
+    return "" if math.isfinite(judge.read_low(candidate)) else "an output is not finite"
 
 
 def _noise_share(evaluation: Evaluation | None) -> float:

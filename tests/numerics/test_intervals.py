@@ -46,6 +46,15 @@ def test_noise_that_is_not_lognormal(count: int) -> None:
     assert np.mean([low <= truth_db <= high for low, high in ends]) > COVERAGE - 0.05
 
 
+@pytest.mark.parametrize("spread", [0.3, 1.0, 2.0, 3.0])
+def test_few_gains_are_sure_by_chance(spread: float) -> None:
+    """Two candidates of equal noise: at most one in twenty of 16 pairs says that one is better, near it."""
+    common, *own = np.random.default_rng(3).normal(size=(3, DRAWS, 16))
+    pairs = np.exp(spread * (np.sqrt(0.5) * common + np.sqrt(0.5) * np.asarray(own)))
+    sure = [interval_db(*pair)[0] > 0 for pair in pairs.swapaxes(0, 1)]
+    assert np.mean(sure) < (1 - COVERAGE) / 2 + 0.03
+
+
 def test_alike_samples_have_the_interval_of_a_jackknife() -> None:
     """NumPy's jackknife over the samples left out gives the standard error, to first order."""
     rng = np.random.default_rng(2)

@@ -280,22 +280,23 @@ def test_what_a_body_reads_keeps_its_size() -> None:
 def test_low_outputs_are_smoothed() -> None:
     """Outputs below what `protect` asks for are smoothed before a layer stays in float."""
     proto = network(PRE_NORM, 50.0)
+    many = feeds(proto, 48)  # 4 samples that prove leave its gain open
     named = {"activations": {"calibrator": "minmax"}, "weights": {"rounding": "nearest"}}
     chosen = recipe("none").override(**named)
-    plain = unrepaired(proto, feeds(proto), chosen)
+    plain = unrepaired(proto, many, chosen)
     plain_db = output_db(plain)
 
     def repair(data: object, aim_db: float) -> onnxfq.QuantizeResult:
         return onnxfq.quantize(proto, data, recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=aim_db))
 
-    repaired = repair(feeds(proto), plain_db + 3)
+    repaired = repair(many, plain_db + 3)
     assert repaired.equalization is not None and repaired.equalization.changed
     assert repaired.trial("smooth").is_kept and not repaired.recipe.overrides
     # The comparison of the plain result has all unseen samples.
-    assert output_db(compared_on_all(proto, repaired)) > output_db(compared_on_all(proto, plain)) + 3
-    good = repair(feeds(proto), plain_db - 3)
+    assert output_db(compared_on_all(proto, repaired)) > output_db(compared_on_all(proto, plain)) + 2.5
+    good = repair(many, plain_db - 3)
     assert good.equalization is None and good.qdq == plain.qdq
-    assert repair(iter(feeds(proto)), plain_db + 3).equalization is None
+    assert repair(iter(many), plain_db + 3).equalization is None
 
 
 def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,12 @@ from onnxfq.judging.judge import LEAST_GAIN_DB, NO_PROMISE, Bounded, Gain, Judge
 from onnxfq.judging.samples import CHOOSING, PROVING, SHARED, split_samples
 from onnxfq.judging.work import Budget
 from onnxfq.layers.round_weights import Rounding, round_weights
-from onnxfq.numerics.intervals import ratio_interval_db
+from onnxfq.numerics.intervals import interval_db
 from onnxfq.remedies.registry import REMEDIES
 from onnxfq.remedies.rounding_search import can_round_again
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs
+from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import QuantizeOptions, open_feeds
 from onnxfq.targets.recipes import load_recipe
 
@@ -216,6 +217,26 @@ def test_more_samples_prove_what_few_leave_open(
     assert asked == counts
 
 
+def test_the_ranges_of_all_samples_must_not_lose_what_those_of_few_gain() -> None:
+    """One unseen value of 1000 makes a range by extremes coarse; a range that is given stays."""
+    candidate, judge = judge_of(96)
+    session, options = candidate.session, judge.options
+    feeds = [*judge.kept, {"x": np.full((1, 16), 1000, np.float32)}]
+    whole = collect_statistics(session.ranked, candidate.planned.unknown, feeds, options.observing)
+    candidate = replace(candidate, statistics=candidate.statistics._replace(whole=whole))
+
+    def propose(calibrator: str) -> Remedy:
+        recipe = RECIPE.override(activations={"calibrator": calibrator})
+        return always(lambda start, bench: Proposal(start.with_recipe(recipe)))
+
+    kept, trial = judge.better(candidate, propose("minmax"))
+    assert kept is candidate and trial.why == "it must gain 0.5 dB, with the ranges of all samples"
+    start_db = _sqnr(candidate.with_all_ranges(), split_samples(judge.kept).proving)
+    assert trial.before == pytest.approx(start_db, abs=1e-3) and trial.after < trial.before
+    kept, trial = judge.better(candidate, propose("range:-4,4"))
+    assert trial.is_kept and kept is not candidate
+
+
 def test_the_interval_of_a_gain_is_of_paired_samples() -> None:
     """It has the noises that ONNX Runtime's outputs have, sample by sample."""
     candidate, judge = judge_of(120)
@@ -225,8 +246,8 @@ def test_the_interval_of_a_gain_is_of_paired_samples() -> None:
     noises = np.asarray([[10 ** (-_sqnr(one, [feed]) / 10) for feed in feeds] for one in (candidate, other)])
     want = [Session(network(), 1).run(feed)[0] for feed in feeds]
     noises *= [float(np.square(y.astype(np.float64)).sum()) for y in want]
-    assert gain.interval == pytest.approx(ratio_interval_db(*noises), abs=1e-3)
-    alone = [ratio_interval_db([1.0] * len(feeds), row) for row in noises]
+    assert gain.interval == pytest.approx(interval_db(*noises), abs=1e-3)
+    alone = [interval_db([1.0] * len(feeds), row) for row in noises]
     assert np.diff(gain.interval) < sum(np.diff(ends) for ends in alone)  # what both suffer from cancels
     assert judge.measure_gain([candidate, other], feeds[:1]).interval is None
 
