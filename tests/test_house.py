@@ -176,7 +176,7 @@ ROOM_LINES: dict[str, int] = {
     "placement": 1633,  # runs of any length, a price of computed weights; no room fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 360,  # the words for drawn inputs; targets fell
-    "remedies": 1670,  # drawn inputs in metadata, and not ranked; targets fell
+    "remedies": 1680,  # drawn inputs in metadata, and not ranked; targets fell
     "report": 1242,  # drawn inputs are told; targets fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1881,  # sessions of drawn inputs; targets fell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxfq.choices import RANKING_FEEDS
@@ -20,7 +20,8 @@ from onnxfq.judging.task_metric import TaskMetric
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.numerics.windows import WINDOW
 from onnxfq.remedies.fit_size import fit_size
-from onnxfq.remedies.mixes import Mixes, apply, open_search, switch_off, with_remedy
+from onnxfq.remedies.mixes import Mixes, apply, open_search, with_remedy
+from onnxfq.remedies.rounding_search import is_in_turn, round_again, unround
 from onnxfq.remedies.runtime_cure import cure_promised, prove_built
 from onnxfq.remedies.runtime_proof import name_runtime, open_in_runtime
 from onnxfq.remedies.sensitivity import MEASURED, rank_groups
@@ -54,7 +55,8 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     Groups stay in float as long as they gain a dB for less than PRICE_PER_DB, up to the wanted SQNR. With a
     wide format, float comes only if the outputs are still low.
     """
-    toggles = candidate.open_toggles(judge.options)
+    start = unround(candidate)
+    toggles = start.open_toggles(judge.options)
     if not toggles.groups:
         return Refusal("no quantizer can be switched off")
     # Later remedies keep their time.
@@ -64,50 +66,59 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     is_cut = isinstance(judge.choosing, StreamSamples) and count == 1
     ranking = rank_groups(toggles, feeds, candidate.recipe)
     if judge.wide != FLOAT:
-        widened = _widen_layers(candidate, judge, ranking, feeds, judge.wide)
+        widened = _widen_layers(candidate, start, judge, ranking, feeds, judge.wide)
         if widened is not None:
             return widened
         if judge.explain_sound(candidate):
             return Refusal(f"no layer gains enough in {judge.wide}")
-    verdict = _leave_in_float(candidate, judge, toggles, ranking)
-    offer = _offer_format(candidate, judge, ranking, feeds)
+    verdict = _leave_in_float(candidate, start, judge, ranking)
+    offer = _offer_format(candidate, start, judge, ranking, feeds)
     cut = [f"layers were ranked by {WINDOW} feeds in a row: whole recordings are beyond the budget"]
     return verdict._replace(details=[*verdict.details, *(cut if is_cut else ()), *offer])
 
 
 def _leave_in_float(
-    candidate: Candidate, judge: Judge, toggles: QuantizerToggles, ranking: Sensitivity
+    candidate: Candidate, start: Candidate, judge: Judge, ranking: Sensitivity
 ) -> Proposal | Refusal:
     assert judge.least is not None
-    aim = SqnrAim(judge.least, judge.choosing, judge.choosing)
-    before_db = reached_db = aim.choose(toggles, toggles.everything)
+    made, (before_db,) = candidate, judge.choose([candidate])
     lack = max(judge.least - before_db, 0.0)
     enough = 10 ** (-(ranking.sqnr_db + lack) / 10)
     mixes = Mixes.unmeasured(ranking)
     formats = mixes.list_formats(mixes.find_worthwhile(PRICE_PER_DB, lack * PRICE_PER_DB, enough))
     if formats:
-        reached_db = aim.choose(toggles, switch_off(toggles, ranking, formats))
-    fields: dict[str, Any] = {"measure": aim.measure, "wanted": judge.least, "before": before_db}
+        made = _apply(start, judge, ranking, formats)
+    (reached_db,) = judge.choose([made])
+    fields: dict[str, Any] = {"measure": SqnrAim.measure, "wanted": judge.least, "before": before_db}
     if explain_gain(before_db, reached_db):
         choice = with_remedy(ranking, {}, mixes, **fields, reached=before_db)
         return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
     choice = with_remedy(ranking, formats, mixes, **fields, reached=reached_db)
-    made = apply(candidate, judge, ranking, formats)
     return Proposal(made, choice.remedy_lines(), choice, is_sure=True)
 
 
+def _apply(start: Candidate, judge: Judge, ranking: Sensitivity, formats: Mapping[int, str]) -> Candidate:
+    """Return what was `unround` with other formats for groups, and with its weights rounded again."""
+    return round_again(apply(start, judge, ranking, formats), judge)
+
+
 def _widen_layers(
-    candidate: Candidate, judge: Judge, ranking: Sensitivity, feeds: Sequence[Feed], qtype: str
+    candidate: Candidate,
+    start: Candidate,
+    judge: Judge,
+    ranking: Sensitivity,
+    feeds: Sequence[Feed],
+    qtype: str,
 ) -> Proposal | None:
     """Return the candidate with `qtype` for the fewest groups that gain all that it can gain.
 
     None if they gain too little on the samples that choose.
     """
     judge.budget.spend(judge.work.calibrate + _runs(candidate, judge, len(feeds)))
-    mixes = Mixes.measure(candidate, judge, ranking, feeds, [qtype])
+    mixes = Mixes.measure(start, judge, ranking, feeds, [qtype])
     choices = dict.fromkeys((mixes.find_fewest(), int(mixes.predicted.argmin())))
     tried = [formats for formats in map(mixes.list_formats, choices) if formats]
-    made = [apply(candidate, judge, ranking, formats) for formats in tried]
+    made = [_apply(start, judge, ranking, formats) for formats in tried]
     before_db, *scores_db = judge.choose([candidate, *made])
     best_db = max(scores_db, default=-math.inf)
     if explain_gain(before_db, best_db):
@@ -121,16 +132,18 @@ def _widen_layers(
 
 
 def _offer_format(
-    candidate: Candidate, judge: Judge, ranking: Sensitivity, feeds: Sequence[Feed]
+    candidate: Candidate, start: Candidate, judge: Judge, ranking: Sensitivity, feeds: Sequence[Feed]
 ) -> list[str]:
     """Return a line with the gain of WIDE_FORMAT where the target has it on some GPUs and nobody chose."""
     least = target_by_name(candidate.recipe.target).capabilities.get(WIDE_FORMAT)
     scheme = candidate.recipe.activations
     if least is None or judge.wide != FLOAT or scheme is None or scheme.qtype.is_float:
         return []
-    if judge.budget.explain_refusal(_runs(candidate, judge, len(feeds)) + 2 * judge.compare_choosing(1)):
+    rounding = judge.work.round_in_turn(candidate) if is_in_turn(candidate) else 0.0
+    runs = _runs(candidate, judge, len(feeds)) + 2 * (judge.compare_choosing(1) + rounding)
+    if judge.budget.explain_refusal(runs):
         return []
-    widened = _widen_layers(candidate, judge, ranking, feeds, WIDE_FORMAT)
+    widened = _widen_layers(candidate, start, judge, ranking, feeds, WIDE_FORMAT)
     if widened is None:
         return []
     assert isinstance(widened.evidence, Sensitivity) and widened.evidence.remedy is not None
@@ -180,23 +193,27 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             f"reached, and all activations take {target.fallback} or none; ask for less, or leave out "
             "--fallback"
         )
-    feeds = first_feeds(session.kept, RANKING_FEEDS)
+    start, feeds = unround(candidate), first_feeds(session.kept, RANKING_FEEDS)
+    if start is not candidate:
+        toggles = start.open_toggles(options)
     ranking, last, count = rank_groups(toggles, feeds, candidate.recipe), candidate, 0
     is_known = isinstance(aim, MetricAim) and len(target.fallbacks) == 1  # noise tells nothing of a metric
     mixes = (
         Mixes.unmeasured(ranking, target.fallbacks)
         if is_known
-        else Mixes.measure(candidate, judge, ranking, feeds, target.fallbacks)
+        else Mixes.measure(start, judge, ranking, feeds, target.fallbacks)
     )
     search, reached = open_search(mixes, aim), proven.value
     while formats := search.choose(reached):
         count = len(formats)
-        if isinstance(aim, MetricAim) and not _is_chosen(aim, toggles, ranking, formats):
-            continue
         try:
-            last = apply(candidate, judge, ranking, formats)
+            last = _apply(start, judge, ranking, formats)
         except ModelError:  # nothing is left to quantize
             break
+        if isinstance(aim, MetricAim):
+            board = last.open_toggles(options)
+            if aim.choose(board, board.everything) < aim.wanted:
+                continue
         proof = _prove(aim, judge, last)
         if proof.value >= aim.wanted:
             fields: dict[str, Any] = {"measure": aim.measure, "wanted": aim.wanted, "before": proven.value}
@@ -214,13 +231,6 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         f"reached{_explain_drift(aim, judge, last)}, and {step} groups of layers; ask for less, take a "
         "recipe with wider formats, or give more data"
     )
-
-
-def _is_chosen(
-    aim: MetricAim, toggles: QuantizerToggles, ranking: Sensitivity, places: Iterable[int]
-) -> bool:
-    """Tell whether the half that chooses keeps the metric with the groups at `places` in float."""
-    return aim.choose(toggles, switch_off(toggles, ranking, places)) >= aim.wanted
 
 
 def _explain_drift(aim: Aim, judge: Judge, candidate: Candidate) -> str:
@@ -257,7 +267,10 @@ def _prove(
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
-    """Return the runs of measuring each group alone on one sample."""
+    """Return the runs of measuring each group alone on one sample.
+
+    Weights that are rounded in turn had the time for it once, and have it again.
+    """
     return _runs(candidate, judge, 1)
 
 

@@ -53,25 +53,16 @@ def _most_gain(candidate: Candidate, judge: Judge) -> float:
 
 def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the rounding of the best outputs; samples that judge give no moments."""
-    session = candidate.session
     proposals: list[Proposal] = []
     for method in _list_methods(candidate, judge):
         runs = _runs(candidate, judge, method)
         if proposals and _explain_second(candidate, judge, runs):
             continue
-        judge.budget.spend(runs)
         nearest = candidate.with_recipe(_in_place_of_auto(candidate.recipe, method), keep_rounding=False)
-        rounding = round_given(
-            session,
-            nearest.plan,
-            nearest.encodings,
-            judge.options,
-            ray=judge.options.ray,
-            held_out=judge.proving,
-        )
-        if rounding.layers:
-            details = [f"{method} rounds {len(rounding.layers)} weights"]
-            proposals.append(Proposal(nearest.rounded(rounding), details))
+        made = _round(nearest, judge, runs)
+        if made.rounding is not None and made.rounding.layers:
+            details = [f"{method} rounds {len(made.rounding.layers)} weights"]
+            proposals.append(Proposal(made, details))
     if not proposals:
         return Refusal("no weight can be rounded by moments")
     best = len(proposals) - 1
@@ -80,6 +71,36 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         if judge.measure_gain(pair, judge.choosing).is_sure:
             best = at
     return proposals.pop(best)._replace(others=tuple(proposals))
+
+
+def _round(nearest: Candidate, judge: Judge, runs: float) -> Candidate:
+    """Return the candidate with its weights rounded as its recipe says, by samples that do not prove."""
+    judge.budget.spend(runs)
+    given = nearest.session, nearest.plan, nearest.encodings, judge.options
+    return nearest.rounded(round_given(*given, ray=judge.options.ray, held_out=judge.proving))
+
+
+def is_in_turn(candidate: Candidate) -> bool:
+    """Tell whether weights are rounded by quantized inputs, so that other layers change them."""
+    return any(p.rounding in METHODS and METHODS[p.rounding].sequential for p in candidate.plan.weights)
+
+
+def unround(candidate: Candidate) -> Candidate:
+    """Return `candidate` without weights that make up for what others lose; itself if it has none.
+
+    Beside layers in float such weights make noise of their own. On yolox_nano the five layers that gain most
+    take 11.6 dB to 8.9 with them, and to 13.9 with weights that are rounded again.
+    """
+    return (
+        candidate.with_recipe(candidate.recipe, keep_rounding=False) if is_in_turn(candidate) else candidate
+    )
+
+
+def round_again(candidate: Candidate, judge: Judge) -> Candidate:
+    """Return what became of `unround` with its weights rounded again."""
+    if not is_in_turn(candidate):
+        return candidate
+    return _round(candidate, judge, judge.work.round_in_turn(candidate))
 
 
 def _explain_second(candidate: Candidate, judge: Judge, runs: float) -> str:

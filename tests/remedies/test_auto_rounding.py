@@ -225,3 +225,26 @@ def test_an_earlier_method_must_be_surely_better(
     result = quantize(layers(), feeds(), recipe=recipe(4, rounding=AUTO))
     found = rounding_search.ROUNDINGS[kept]
     assert any(found in text for text in result.trial("rounding").details)
+
+
+def test_weights_are_rounded_again_beside_layers_in_float() -> None:
+    """A promise that leaves a layer in float has the bits of a recipe that leaves it so from the start."""
+    proto = build(
+        """g (float[N,48] x) => (float[N,48] y) {
+            [m0] a = MatMul (x, w0)
+            [r0] b = Relu (a)
+            [m1] c = MatMul (b, w1)
+            [r1] d = Relu (c)
+            [m2] e = MatMul (d, w2)
+            [r2] f = Relu (e)
+            [m3] y = MatMul (f, w3) }""",
+        {f"w{at}": weights(48, 48, seed=at) for at in range(4)},
+    )
+    start = recipe(4, rounding="qronos")
+    plain = quantize(proto, feeds(), recipe=start, accuracy=AccuracyTarget(repair=None))
+    aim = AccuracyTarget(min_sqnr=plain.evaluation.lowest_db + 0.5, repair=None)
+    kept = quantize(proto, feeds(), recipe=start, accuracy=aim)
+    again = quantize(proto, feeds(), recipe=kept.recipe, accuracy=AccuracyTarget(repair=None))
+    left = [name for one in kept.recipe.overrides for name in one.nodes]
+    assert 0 < len(left) < 4 and left != ["m3"]
+    assert kept.qdq.graph == again.qdq.graph != plain.qdq.graph
