@@ -11,7 +11,7 @@ import torch
 from suites import on_the_cpu
 
 COMMIT = "a892d22267d9cd2dedc1a0893e6892ac901f6d3d"
-"""Of main, where descriptors of transposed convolutions have axis 1 as here; releases up to 10.0 have axis 0."""
+"""Descriptors of transposed convolutions have axis 1 there, as here. Releases up to 10.0 have axis 0."""
 
 FETCH = f"git clone https://github.com/NVIDIA/TensorRT.git && git -C TensorRT checkout {COMMIT}"
 """How to fetch the suite; FOLDER is tools/pytorch-quantization in it."""
