@@ -149,6 +149,42 @@ def test_losses_without_data_in_the_docs_are_the_measured_ones() -> None:
     assert f"and {len(much)} lose 9 to 20 dB" in page and len(little) + len(much) == len(losses)
 
 
+def test_counts_in_the_docs_are_the_measured_ones() -> None:
+    """What pages count of a suite, of kernels, of the cost of a proof and of a GPU stands in the results."""
+
+    def results(name: str) -> str:
+        return (ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8")
+
+    def page(name: str) -> str:
+        return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+    suite = results("checks").partition("## suite of pytorch-quantization\n")[2].partition("\n## ")[0]
+    skipped, passed, failed = map(int, re.findall(r"(\d+) skipped\n(\d+) passed, (\d+) failed", suite)[0])
+    told = f"{passed} of {passed + failed + skipped} pass and {skipped} are skipped."
+    assert told in page("docs/migrating.md")
+    table = (ROOT / "docs/migrating.md").read_text(encoding="utf-8").partition(told)[2].partition("\n\n|")[2]
+    rows = [line for line in table.split("\n\n")[0].splitlines() if "_test" in line]
+    assert sum(int(re.findall(r"(\d+) tests", row + " 1 tests")[0]) for row in rows) == failed
+    kernels = re.search(
+        r"^(\d+ of \d+) networks .*? In (\d+) of these .*? In (\d+) \(nothing",
+        results("kernels_beside_half"),
+        re.M,
+    )
+    assert kernels is not None
+    counts = f"In float8 {kernels[1]} have more than 1.05 times the kernels of half. In {kernels[2]} of these"
+    assert counts in page("docs/tensorrt.md") and f"In {kernels[3]} others nothing" in page(
+        "docs/tensorrt.md"
+    )
+    medians = [float(one) for one in re.findall(r"^\| median .* (\d\.\d+) \|$", results("proof"), re.M)]
+    ort, openvino = (round(100 * (one - 1)) for one in medians)
+    assert f"[{ort}% longer for ONNX Runtime, {openvino}% for OpenVINO]" in page("docs/accuracy.md")
+    observed = re.search(
+        r"^## resnet50.*?^\| observed \|.*?(\d\.\d{3}) \|", results("networks_nvidia_h200"), re.M | re.S
+    )
+    assert observed is not None
+    assert f"ResNet-50 takes {float(observed[1]):.1f} times plain inference" in page("README.md")
+
+
 def test_the_page_of_results_is_that_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file of results is on the page once, with command, date and commit, and the mark of its age."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
