@@ -96,9 +96,8 @@ def run_row(name: str, way: Way, job: Job, environments: Path) -> dict[str, Any]
 
 def write_row(row: dict[str, Any]) -> None:
     """Put a row in the place of the one of its network and way, in the order of the tables."""
-    commit = subprocess.run(
-        ["git", "-C", str(HERE), "rev-parse", "--short=8", "HEAD"], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    git = ["git", "-C", str(HERE), "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or "no commit"
     rows = read_rows() | {
         (row["network"], row["tool"], row["way"]): row
         | {"date": str(datetime.date.today()), "commit": commit, "machine": machine()}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from durations import DEAR, is_sampled, read_durations
+from skips import CASES, REMEDIES
 
 import onnxfq
 from onnxfq.cli.main import COMMANDS
@@ -241,6 +242,19 @@ def test_no_test_imports_a_test() -> None:
         for module in imported_modules(path)
         if files & set(module.split("."))
     }
+
+
+def test_reasons_of_skipped_tests_are_known() -> None:
+    """A test is skipped for hardware, a package, a folder, a system or a case: no test runs nowhere."""
+    reasons: set[str] = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        reasons |= set(re.findall(r'(?:reason=|pytest\.skip\()f?"([^"]+)"', text))
+    known = re.compile("|".join([*REMEDIES, CASES.pattern]))
+    assert len(reasons) > 40 and not {reason for reason in reasons if not known.search(reason)}
+    assert {"make gpu", "make qnn, behind the licence of onnxruntime-qnn"} < set(REMEDIES.values())
+    recipes = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(f"\n{how.split()[1]}:" in recipes for how in REMEDIES.values() if how.startswith("make "))
 
 
 VERDICT = 480.0
