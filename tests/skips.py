@@ -17,7 +17,7 @@ REMEDIES: dict[str, str] = {
     r"Linux|/proc|file system|no locks|/dev/full|child process|tomllib": "",
     r"release|1\.31\.1|opset 20": "",
 }
-"""Commands that run skipped tests, by a pattern of the reason; an empty one where a machine or release does."""
+"""Commands that run skipped tests, by a pattern of the reason; empty where a machine or a release does."""
 
 CASES = re.compile(
     "channels do not survive a Reshape|it cannot be quantized|its axes are an input|its inputs are rounded"
