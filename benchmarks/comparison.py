@@ -76,6 +76,7 @@ def run_row(name: str, way: Way, job: Job, environments: Path) -> dict[str, Any]
     """Return a row: the figure with its interval and costs, or the first line of the tool's error."""
     network = NETWORKS[name]
     row: dict[str, Any] = {"network": name, "tool": way.tool, "way": way.title, "from": job.place}
+    row["busy"] = os.getloadavg()[0] > (os.cpu_count() or 1)
     with job_folder(job.model, job.samples.calibrating) as folder:
         source, made = folder / "model.onnx", {"model": "model.onnx"}
         if way.tool != "float":

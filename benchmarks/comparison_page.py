@@ -22,7 +22,8 @@ TEXT = """`make figures` writes this page. {ran} of {count} rows were run. {olde
 data, tool or scorer had another form than today's. Tools calibrate on the same samples. Others judge, by
 `benchmarks/scorers`. All tools get the model as onnxfq loads it. A figure has the interval of 95% over the
 samples that judge. Processor seconds and peak memory are of the run that made the file, on one thread,
-without imports. Networks of the reporting set chose no constant of onnxfq. {machines}"""
+without imports. Seconds of a machine that had more to do than its cores can are marked as busy. Networks of
+the reporting set chose no constant of onnxfq. {machines}"""
 
 
 def cell_of(row: dict[str, Any] | None) -> str:
@@ -58,7 +59,11 @@ def _section(name: str, rows: dict[tuple[str, str, str], dict[str, Any]]) -> str
     table = [_line(way, rows.get((name, way.tool, way.title))) for way in WAYS]
     head = ["tool", "option", metric, "interval", "processor s", "peak MB", "on"]
     purpose = "reporting" if name in REPORTING else "tuning"
-    return f"## {name}, {purpose} set\n\n{markdown_table(head, table)}"
+    model = INPUTS[NETWORKS[name].model]
+    places = sorted({row["from"] for (network, _, _), row in rows.items() if network == name})
+    source = f"{model.get('package') or model['address']}, {model['licence']}"
+    by = f", taken from the {' and '.join(places)}" if places else ""
+    return f"## {name}, {purpose} set\n\nModel: {source}{by}.\n\n{markdown_table(head, table)}"
 
 
 def _line(way: Way, row: dict[str, Any] | None) -> list[str]:
@@ -67,7 +72,8 @@ def _line(way: Way, row: dict[str, Any] | None) -> list[str]:
         return [tool, way.title, NOT_RUN, "", "", "", ""]
     named = " ".join([TOOLS.get(way.tool, way.tool), row["release"]]).strip()
     date = f"{row['date']}, {row['commit']}" + (", older" if is_older_row(row) else "")
-    costs = [f"{row['processor']:.1f}", f"{row['peak'] / 1e6:.0f}"] if "processor" in row else ["", ""]
+    seconds = f"{row.get('processor', 0):.1f}" + (", busy" if row.get("busy", True) else "")
+    costs = [seconds, f"{row['peak'] / 1e6:.0f}"] if "processor" in row else ["", ""]
     if "error" in row:
         return [named, way.title, f"fails: {row['error'].replace('|', '/')}", "", *costs, date]
     return [named, way.title, f"{row['figure']:.4f}", f"{row['low']:.4f} to {row['high']:.4f}", *costs, date]
@@ -85,8 +91,10 @@ def table_of_readme() -> str:
             shown = [cell_of(rows.get((name, tool, way.title))) for way in (ways[0], best)]
             cells.append(f"{shown[0]}; {shown[1]}")
         table.append([f"{called}; {best.title}", *cells])
+    shown_rows = [row for key, row in rows.items() if key[0] in IN_README and "processor" in row]
+    busy = ", seconds of a busy machine" if any(row.get("busy", True) for row in shown_rows) else ""
     heads = [f"{name}, {'F1' if NETWORKS[name].scorer == 'boxes' else 'top-1'}" for name in IN_README]
-    return markdown_table(["tool; its best option", *heads], table)
+    return markdown_table([f"tool; its best option{busy}", *heads], table)
 
 
 def list_peers() -> str:
