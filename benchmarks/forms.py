@@ -1,15 +1,22 @@
-"""The form of files: a digest that comments, docstrings and layout of Python do not change."""
+"""The form of files: a digest that comments, docstrings and white space of Python do not change.
+
+Every Python gives the same digest: texts are hashed, not trees or tokens.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
 import hashlib
-from collections.abc import Iterable
+import io
+import tokenize
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = (".py", ".cc", ".h", ".cu", ".cuh", ".json", ".txt", ".sh", ".c")
+Span = tuple[int, int, int, int]
+"""First line from 1, first byte, last line, byte behind the last."""
 
 
 @functools.cache
@@ -28,32 +35,42 @@ def form_of(patterns: tuple[str, ...], root: Path = ROOT) -> str:
     return whole.hexdigest()[:16]
 
 
-def _files(paths: Iterable[Path]) -> Iterable[Path]:
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
-        if path.is_dir():
-            yield from (
-                one for one in path.rglob("*") if one.suffix in KINDS and "__pycache__" not in one.parts
-            )
-        else:
-            yield path
+        inner = path.rglob("*") if path.is_dir() else [path]
+        yield from (one for one in inner if one.suffix in KINDS and "__pycache__" not in one.parts)
 
 
 @functools.cache
 def _content(path: Path) -> str:
-    """Return what counts of a file: its bytes, of Python the tree without docstrings."""
-    if path.suffix != ".py":
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    tree = ast.parse(path.read_bytes())
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    """Return the hash of what counts of a file."""
+    content = path.read_bytes()
+    if path.suffix == ".py":
+        lines = [bytearray(line) for line in content.split(b"\n")]
+        for first, start, last, end in (*_docstrings(content), *_comments(content)):
+            for number in range(first, last + 1):
+                line = lines[number - 1]
+                line[start if number == first else 0 : end if number == last else len(line)] = b""
+        content = b"".join(b"".join(bytes(line).split()) for line in lines)
+    return hashlib.sha256(content).hexdigest()
 
 
-def _is_text(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
+def _docstrings(content: bytes) -> list[Span]:
+    """Return the texts that stand alone as a statement."""
+    texts = [
+        node
+        for node in ast.walk(ast.parse(content))
+        if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
-    )
+    ]
+    return [(one.lineno, one.col_offset, one.end_lineno or 0, one.end_col_offset or 0) for one in texts]
+
+
+def _comments(content: bytes) -> list[Span]:
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(content.decode()).readline):
+        if token.type == tokenize.COMMENT:
+            start = len(token.line[: token.start[1]].encode())
+            found.append((token.start[0], start, token.end[0], start + len(token.string.encode())))
+    return found

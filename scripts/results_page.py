@@ -49,7 +49,8 @@ HEAD = """# Results
 
 `python scripts/results_page.py` writes this page from the files of `benchmarks/results`. A row gives the
 command that measured a section, and the date and the commit of the run. The last column tells whether the
-measured files have the same form now. Comments and docstrings do not count.
+measured files have the same form now. Comments, docstrings and white space of Python do not
+count.
 
 | section | command | date | commit | measured files |
 |---|---|---|---|---|

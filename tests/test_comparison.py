@@ -196,7 +196,7 @@ def test_scorers_agree_with_libraries(found: Any) -> None:
 
 
 def test_forms_follow_code_alone(found: Any, tmp_path: Path) -> None:
-    """Comments, docstrings and layout of Python keep the form of files; code and other files change it."""
+    """Comments, docstrings and space of Python keep the form of files; code and other files change it."""
     forms = found("forms")
 
     def form(code: str, other: str = "1") -> str:
@@ -207,7 +207,7 @@ def test_forms_follow_code_alone(found: Any, tmp_path: Path) -> None:
         return str(forms.form_of(("*.py", "b.cc"), tmp_path))
 
     first = form('"""A."""\n\n\ndef f():\n    """B."""\n    return 1\n')
-    assert first == form('"""C."""\ndef f():  # d\n    return (1)\n')
+    assert first == form('"""C."""\ndef f():  # ä\n        """D\n        ä."""\n        return  1\n')
     assert first != form('"""A."""\ndef f():\n    return 2\n')
     assert first != form('"""A."""\n\n\ndef f():\n    """B."""\n    return 1\n', "2")
     with pytest.raises(FileNotFoundError, match="gone matches no file below .*; name what is measured now"):
