@@ -4,7 +4,7 @@ BUILD := build/custom_ops
 
 # CMAKE_ARGS, also read by pip: -DONNXFQ_CUDA=OFF, or -DONNXFQ_CUDA_ARCHITECTURES=90 for one GPU instead of all.
 
-.PHONY: install lib lint types slow test whole durations warnings sanitize runtimes newest qnn release demo site gpu clean
+.PHONY: install lib lint types slow test whole durations warnings sanitize runtimes newest qnn release demo site gpu figures clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
@@ -61,6 +61,10 @@ qnn:  ## the emulation of Qualcomm's HTP in an environment alone: its table and 
 	build/qnn/bin/python scripts/runtime_forms.py --runtimes qnn
 	ONNXFQ_RUNTIME=cpu build/qnn/bin/pip install --quiet --force-reinstall --no-deps .
 	build/qnn/bin/pytest --whole tests/targets/test_qnn.py tests/targets/test_runtime_forms.py tests/targets/test_structures_low.py -k qnn
+
+figures:  ## the comparison with other tools, row by row: pinned releases, public networks; goes on where it ended
+	PYTHONPATH=. $(PYTHON) benchmarks/comparison.py
+	$(PYTHON) scripts/results_page.py
 
 release:  ## a rehearsal: archive of sources, wheel from it, and the wheel alone in a fresh environment
 	$(PYTHON) tests/slow/check_release.py

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from durations import DEAR, RECORD, duration_of, is_sampled, read_durations
 from integer_kernels import SATURATES, sums_saturate
+from skips import remedy_of
 
 from onnxfq.runtime import device_choice as choice
 from onnxfq.support.resources import package_file
@@ -106,6 +107,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_logreport(report: Any) -> None:
     """Add up the processor time of files, of all workers."""
     _spent[report.nodeid.partition("::")[0].removeprefix("tests/")] += getattr(report, "processor", 0.0)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """List the skipped tests by reason, and how each kind of them is run."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(one.longrepr[2]).removeprefix("Skipped: ") for one in skipped)
+    if reasons:
+        terminalreporter.section("skipped, by reason")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:5} {reason}{'; ' if (how := remedy_of(reason)) else ''}{how}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

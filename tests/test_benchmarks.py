@@ -119,47 +119,10 @@ def test_a_section_replaces_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert page.read_text() == "# onnxfq next to other tools\n\n## Two\n\nkept\n\n## One\n\nnew\n"
 
 
-TOOLS = {
-    "onnxfq": ("onnxfq", "onnxfq, default"),
-    "onnxruntime, min-max": ("onnxruntime minmax", None),
-    "onnxruntime, entropy": ("onnxruntime entropy", None),
-    "AIMET": ("AIMET", "AIMET"),
-    "ModelOpt": ("ModelOpt", "ModelOpt, max"),
-    "NNCF": (None, "NNCF, fast bias correction (default)"),
-}
-"""Names of a tool's rows in the results of speed and of accuracy, by that in the README."""
-
-
 def cells_of(file: str) -> list[list[str]]:
     """Return the cells of the lines of tables in a file of the checkout."""
     lines = (ROOT / file).read_text(encoding="utf-8").split("Before `quantize`")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
-
-
-@pytest.mark.sample
-def test_the_comparison_in_the_readme_is_the_measured_one() -> None:
-    """Times equal `results/quantize.md`, accuracies `results/peers.md`; other cells say so."""
-    times = {(row[0], row[2]): row[4] for row in cells_of("benchmarks/results/quantize.md") if row[1] == "64"}
-    figures = {
-        (row[0].split("_op")[0], row[2]): row[3]
-        for row in cells_of("benchmarks/results/peers.md")
-        if len(row) == 6
-    }
-    shown = {row[0]: row[1:] for row in cells_of("README.md") if len(row) == 7}
-    networks = "ppocr_cls", "ultraface_rfb320", "resnet20"
-    assert shown["float"][3:] == [figures[network, "float"] for network in networks]
-    for tool, (in_times, in_figures) in TOOLS.items():
-        for network, cell in zip(("mobilenetv2", "resnet50", "vit_b16"), shown[tool], strict=False):
-            measured = times.get((network, str(in_times)))
-            decimals = len(cell.partition(".")[2])
-            assert (
-                cell in ("not measured", "fails")
-                if measured is None
-                else f"{float(measured):.{decimals}f}" == cell
-            )
-        assert shown[tool][3:] == [
-            figures.get((network, str(in_figures)), "not measured") for network in networks
-        ]
 
 
 def test_the_held_intervals_in_the_docs_are_the_measured_ones() -> None:
@@ -186,17 +149,60 @@ def test_losses_without_data_in_the_docs_are_the_measured_ones() -> None:
     assert f"and {len(much)} lose 9 to 20 dB" in page and len(little) + len(much) == len(losses)
 
 
+def test_counts_in_the_docs_are_the_measured_ones() -> None:
+    """What pages count of a suite, of kernels, of the cost of a proof and of a GPU stands in the results."""
+
+    def results(name: str) -> str:
+        return (ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8")
+
+    def page(name: str) -> str:
+        return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+    suite = results("checks").partition("## suite of pytorch-quantization\n")[2].partition("\n## ")[0]
+    skipped, passed, failed = map(int, re.findall(r"(\d+) skipped\n(\d+) passed, (\d+) failed", suite)[0])
+    told = f"{passed} of {passed + failed + skipped} pass and {skipped} are skipped."
+    assert told in page("docs/migrating.md")
+    table = (ROOT / "docs/migrating.md").read_text(encoding="utf-8").partition(told)[2].partition("\n\n|")[2]
+    rows = [line for line in table.split("\n\n")[0].splitlines() if "_test" in line]
+    assert sum(int(re.findall(r"(\d+) tests", row + " 1 tests")[0]) for row in rows) == failed
+    kernels = re.search(
+        r"^(\d+ of \d+) networks .*? In (\d+) of these .*? In (\d+) \(nothing",
+        results("kernels_beside_half"),
+        re.M,
+    )
+    assert kernels is not None
+    counts = f"In float8 {kernels[1]} have more than 1.05 times the kernels of half. In {kernels[2]} of these"
+    assert counts in page("docs/tensorrt.md") and f"In {kernels[3]} others nothing" in page(
+        "docs/tensorrt.md"
+    )
+    medians = [float(one) for one in re.findall(r"^\| median .* (\d\.\d+) \|$", results("proof"), re.M)]
+    ort, openvino = (round(100 * (one - 1)) for one in medians)
+    assert f"[{ort}% longer for ONNX Runtime, {openvino}% for OpenVINO]" in page("docs/accuracy.md")
+    observed = re.search(
+        r"^## resnet50.*?^\| observed \|.*?(\d\.\d{3}) \|", results("networks_nvidia_h200"), re.M | re.S
+    )
+    assert observed is not None
+    assert f"ResNet-50 takes {float(observed[1]):.1f} times plain inference" in page("README.md")
+
+
 def test_the_page_of_results_is_that_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file of results is on the page once, under a heading of its own, with command, date and commit."""
+    """Each file of results is on the page once, with command, date and commit, and the mark of its age."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import results_page
 
     assert results_page.PAGE.read_text(encoding="utf-8") == results_page.write_page()
+    readme = results_page.README.read_text(encoding="utf-8")
+    assert readme == results_page.mark_readme(readme) and results_page.AGE.search(readme)
     origins = results_page.read_origins()
     assert sorted(origins) == sorted(path.name for path in results_page.RESULTS.glob("*.md"))
     titles = [(results_page.RESULTS / file).read_text(encoding="utf-8").splitlines()[0] for file in origins]
     assert len(set(titles)) == len(titles)
-    for origin in origins.values():
+    page = results_page.write_page()
+    for file, origin in origins.items():
+        older = results_page.form_of(results_page.measured_files(origin)) != origin["form"]
+        title = (results_page.RESULTS / file).read_text(encoding="utf-8").partition("\n")[0]
+        if file != "comparison.md":  # it marks its rows
+            assert (f"#{title}\n\n**Older: measured on {origin['date']}" in page) == older, file
         script = origin["command"].split()[0].rstrip(",")
         assert (ROOT / script).is_file() and re.fullmatch(r"2\d{3}-\d\d-\d\d", origin["date"])
         assert re.fullmatch(r"[0-9a-f]{8}", origin["commit"])

@@ -218,6 +218,25 @@ def test_the_map_names_every_module() -> None:
             assert f"`{entry.name}/`" in text, entry.name
 
 
+def test_what_the_roadmap_lists_is_missing() -> None:
+    """Each item of ROADMAP is of an ability that the checkout does not have, by its own files."""
+    text = (ROOT / "ROADMAP.md").read_text(encoding="utf-8")
+    results = {
+        path.name: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks/results").glob("*.md")
+    }
+    targets = " ".join(path.stem for path in (ROOT / "onnxfq/targets").rglob("*.py"))
+    missing = {
+        "Times of TensorRT": not any("trtexec" in page for page in results.values()),
+        "A packaged release": "(unreleased)" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        "Large language models": "what was measured on tasks is small" in text
+        and "| float |" in results["language.md"],
+        "Other runtimes": not re.search("coreml|litert", targets),
+        "Other GPUs": {name for name in results if name.startswith("cuda_")} == {"cuda_nvidia_h200.md"},
+    }
+    assert re.findall(r"^\d\. \*\*(.*?)\.\*\*", text, re.MULTILINE) == list(missing)
+    assert all(missing.values()), missing
+
+
 def test_pages_are_few_and_short() -> None:
     """README has under 100 lines, the changelog of a version at most 40, and docs at most 25 pages."""
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 100

@@ -136,10 +136,27 @@ def test_the_citation_names_the_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert cited["version"] == VERSION and f'license = "{cited["license"]}"' in text
+    assert cited["version"] == VERSION and f'license = "{cited["license"]}' in text
     assert [author["name"] for author in cited["authors"]] == re.findall(
         r'^authors = .*name = "(.*?)"', text, re.M
     )
+
+
+def test_the_licence_names_all_that_the_wheel_carries(project: dict[str, Any]) -> None:
+    """The expression has the licence of each file that `license-files` names (PEP 639)."""
+    spelled = set(project["license"].split(" AND "))
+    assert {name_licence(file) for file in project["license-files"]} == spelled
+    assert "models/digits/NOTICE" in project["license-files"] and len(spelled) == 2
+
+
+def name_licence(file: str) -> str:
+    """Return the SPDX name of the licence that a file is or names."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    told = re.search(r"^Licence: .*\((CC BY.*)\)$", text, re.MULTILINE)
+    if told:
+        return "-".join(told[1].split())
+    assert re.search(r"Apache License\s+Version 2\.0,", text)
+    return "Apache-2.0"
 
 
 def configure(folder: Path, **variables: str) -> str:

@@ -76,8 +76,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "[Recipes](docs/recipes.md) has the rest.": ("test_documentation.py::test_recipes_are_valid",),
     "`check` needs no GPU.": ("targets/test_check.py::test_command",),
     "On an H200 the CUDA kernels give the CPU's bits": ("test_gpu_check.py::test_networks_on_the_cpu",),
-    "each tool by its defaults": (
-        "test_benchmarks.py::test_the_comparison_in_the_readme_is_the_measured_one",
+    "each tool by its defaults, then by its best documented option.": (
+        "test_comparison.py::test_pages_are_those_of_the_rows",
+        "test_comparison.py::test_a_run_goes_on_where_it_ended",
     ),
     "lists all pages, and the [examples](examples/README.md) are code to copy.": (
         "test_documentation.py::test_every_page_is_linked_from_readme",

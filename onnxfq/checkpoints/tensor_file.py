@@ -1,7 +1,7 @@
 """Files of safetensors: a bounded head in JSON, and tensors mapped from the file; nothing in it is run.
 
 A file is the length of its head as 8 bytes, the head, and the bytes of the tensors in C order, little-endian.
-Source: the format of safetensors 0.8, whose own reader for NumPy has neither bfloat16 nor the 8-bit floats.
+Source: the format of safetensors 0.8, whose own reader for NumPy does not know the 8-bit floats.
 """
 
 from __future__ import annotations

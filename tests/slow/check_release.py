@@ -1,10 +1,11 @@
-"""Rehearses a release: an archive of sources, a wheel from it, and that wheel alone in a fresh environment.
+"""Rehearses a release: current figures, an archive, a wheel from it, that wheel alone in a fresh environment.
 
     python tests/slow/check_release.py [--folder FOLDER]
 
 Not a pytest: it needs a package index and a C++ compiler. The build must not warn. The wheel requires
 onnxruntime for CPUs, `pip check` finds nothing after it, and no extra adds another package that installs the
-module `onnxruntime`. Prints a line for each step; the exit code is 1 when one fails.
+module `onnxruntime`. Only sections of hardware that is not here may be older than the code that they
+measured. Prints a line for each step; the exit code is 1 when one fails.
 """
 
 from __future__ import annotations
@@ -48,6 +49,14 @@ def build_archives(folder: Path) -> Path:
     return wheel
 
 
+def list_older() -> list[str]:
+    """Return the files of results that were measured with another form of the code."""
+    sys.path.append(str(ROOT / "scripts"))
+    import results_page
+
+    return results_page.list_older()
+
+
 def list_runtimes(wheel: Path) -> set[str]:
     """Return the packages named onnxruntime and so on that the wheel with its extras would install."""
     command = [
@@ -71,6 +80,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="keep the archives and environments here")
     asked = parser.parse_args()
+    if older := list_older():
+        print("older than what they measured, run their commands again:", *older)
+        return 1
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.folder or Path(temporary)
         try:

@@ -13,9 +13,9 @@ from onnxfq.torch.compat.nvidia import optim as optim
 from onnxfq.torch.compat.nvidia import quant_modules as quant_modules
 from onnxfq.torch.compat.nvidia import tensor_quant as tensor_quant
 from onnxfq.torch.compat.nvidia import utils as utils
-from onnxfq.torch.compat.nvidia.calib import HistogramCalibrator as HistogramCalibrator
-from onnxfq.torch.compat.nvidia.calib import MaxCalibrator as MaxCalibrator
-from onnxfq.torch.compat.nvidia.calib import calibrate_weights as calibrate_weights
+from onnxfq.torch.compat.nvidia.calibrators import HistogramCalibrator as HistogramCalibrator
+from onnxfq.torch.compat.nvidia.calibrators import MaxCalibrator as MaxCalibrator
+from onnxfq.torch.compat.nvidia.calibrators import calibrate_weights as calibrate_weights
 from onnxfq.torch.compat.nvidia.clip import Clip as Clip
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor as QuantDescriptor
 from onnxfq.torch.compat.nvidia.layers import __getattr__ as __getattr__

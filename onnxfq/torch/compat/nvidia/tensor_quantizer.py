@@ -13,11 +13,11 @@ from torch import Tensor, fx
 from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
 from onnxfq.torch.arguments import Unscripted, checked_methods
 from onnxfq.torch.compat.nvidia import tensor_quant as functions
-from onnxfq.torch.compat.nvidia.calib import CALIBRATORS
+from onnxfq.torch.compat.nvidia.amax import amax_by_index
+from onnxfq.torch.compat.nvidia.calibrators import CALIBRATORS
 from onnxfq.torch.compat.nvidia.clip import Clip
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor, check_bits
 from onnxfq.torch.compat.nvidia.export import check_pairs, quantize_for_export
-from onnxfq.torch.compat.nvidia.utils import amax_by_index
 from onnxfq.torch.onnx_node import is_exporting, is_lowered_later
 
 _BUFFERS = ("_amax", "_pre_quant_scale")

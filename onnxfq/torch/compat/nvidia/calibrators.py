@@ -1,4 +1,4 @@
-"""`pytorch_quantization.calib`: calibrators, which turn the tensors that they see into an amax."""
+"""Calibrators of `pytorch_quantization.calib`, which turn the tensors that they see into an amax."""
 
 from __future__ import annotations
 
@@ -15,12 +15,26 @@ from torch import Tensor, nn
 from onnxfq.calibration.calibrators.entropy import divergences
 from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
 from onnxfq.torch.arguments import checked, checked_methods
+from onnxfq.torch.compat.nvidia.amax import Axes, amax_by_index, axes_of, reduce_amax
 from onnxfq.torch.compat.nvidia.tensor_quant import fake_tensor_quant, scaled_e4m3
-from onnxfq.torch.compat.nvidia.utils import Axes, amax_by_index, axes_of, reduce_amax
+
+
+class _Calibrator:
+    """Turns the tensors that it sees into an amax.
+
+    Args:
+        num_bits: bits of the grid.
+        axis: axes with an amax for each index; None for one amax.
+        unsigned: whether the grid has no negative integers.
+    """
+
+    def __init__(self, num_bits: Any, axis: Any, unsigned: bool) -> None:
+        """Hold the settings."""
+        self._num_bits, self._axis, self._unsigned = num_bits, axis, unsigned
 
 
 @checked_methods("__init__", "collect", "compute_amax")
-class MaxCalibrator:
+class MaxCalibrator(_Calibrator):
     """Largest magnitude of all tensors, for each index of `axis`.
 
     Args:
@@ -34,7 +48,8 @@ class MaxCalibrator:
         self, num_bits: Any = 8, axis: Axes = None, unsigned: bool = False, track_amax: bool = False
     ) -> None:
         """Start without a tensor."""
-        self._num_bits, self._axis, self._unsigned, self._track_amax = num_bits, axis, unsigned, track_amax
+        super().__init__(num_bits, axis, unsigned)
+        self._track_amax = track_amax
         self._calib_amax: Tensor | None = None
         self.amaxs: list[NDArray[Any]] = []
 
@@ -64,7 +79,7 @@ class MaxCalibrator:
 
 
 @checked_methods("__init__", "collect", "compute_amax")
-class HistogramCalibrator:
+class HistogramCalibrator(_Calibrator):
     """Histogram of magnitudes whose bins have the width that the first tensor gives them.
 
     Args:
@@ -90,7 +105,7 @@ class HistogramCalibrator:
             raise SpecError(f"num_bins must be an integer above 0, got {num_bins!r}; leave it out for 2048")
         if grow_method is not None:
             warnings.warn(f"grow_method has no effect, got {grow_method!r}; bins are appended", stacklevel=2)
-        self._num_bits, self._axis, self._unsigned = num_bits, axis, unsigned
+        super().__init__(num_bits, axis, unsigned)
         self._num_bins, self._skip_zeros, self._torch_hist = num_bins, skip_zeros, torch_hist
         self.reset()
 
@@ -247,6 +262,3 @@ def _search_weight(part: Tensor, quantizer: Any, method: str, percentile: float,
     calibrator.collect(part)
     amax = calibrator.compute_amax(method, percentile=percentile)
     return reduce_amax(part) if amax is None else amax  # all zero
-
-
-__all__ = ["CALIBRATORS", "HistogramCalibrator", "MaxCalibrator", "calibrate_weights"]

@@ -1,4 +1,4 @@
-"""`pytorch_quantization.utils`: the largest magnitude of a tensor."""
+"""The largest magnitude of a tensor, for each index of some of its axes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""`pytorch_quantization.nn._functions`: private; its LSTM is in `nn.modules.quant_rnn` here."""
