@@ -40,7 +40,7 @@ WIDEST = 0.7
 def make_plans(model: onnxfq.Model, recipe: onnxfq.Recipe) -> tuple[onnxfq.Plan, onnxfq.Plan]:
     """Return the plan before and the plan."""
     without = recipe.override(unfused_attention="quantize")
-    kept = dict.fromkeys(("leave_out_short_runs", "leave_out_light"), lambda decisions, *_: decisions)
+    kept = {"leave_out_costly": lambda decisions, *_: decisions}
     with patch.multiple(stages_plan, **kept):
         before = onnxfq.make_plan(model, without)
     return before, onnxfq.make_plan(model, recipe)

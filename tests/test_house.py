@@ -165,7 +165,7 @@ ROOM_LINES: dict[str, int] = {
     "cli": 1923,  # an option for drawn inputs; targets fell
     "data": 1768,  # a name for drawn inputs; targets fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1518,  # figures of drawn inputs; targets fell
+    "documents": 1530,  # a plan in which nothing pays is told; placement fell
     "execution": 1193,  # drawn inputs: pictures, sound, statistics; targets fell
     "graph": 4490,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1204,  # caches by genai_config.json; no room fell
@@ -174,7 +174,7 @@ ROOM_LINES: dict[str, int] = {
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1105,  # mixes of least noise for every cost; remedies fell
     "passes": 1640,  # a product of any rank and its bias as Gemm; targets fell
-    "placement": 1633,  # runs of any length, a price of computed weights; no room fell
+    "placement": 1590,  # one rule of kernels for products and convolutions
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 360,  # the words for drawn inputs; targets fell
     "remedies": 1680,  # drawn inputs in metadata, and not ranked; targets fell

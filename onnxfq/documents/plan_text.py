@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from onnxfq.documents.recipe import SMALL_RULES
 from onnxfq.support.groups import group_pairs
 
 
@@ -21,11 +22,18 @@ def plan_summary(plan: Any, reasons: int = 6) -> str:
 
 
 def plan_lines(plan: Any) -> list[str]:
-    """Return coverage and counts."""
-    return [
+    """Return coverage and counts, and that nothing pays in a plan without placements."""
+    lines = [
         f"quantized  {coverage_line(plan)}",
         f"tensors    {_activations(plan)}, {len(plan.weights)} weights",
     ]
+    if not plan.placements:
+        left = sum(one.rule in SMALL_RULES for one in plan.skipped)
+        lines.append(
+            f"no pair    nothing pays for its kernels, and {left} nodes stay in float; to quantize them "
+            "nevertheless, set small_shapes: quantize in the recipe"
+        )
+    return lines
 
 
 def _activations(plan: Any) -> str:

@@ -17,7 +17,10 @@ from onnxfq.graph.model import Existing
 from onnxfq.support.reasons import Reason
 from onnxfq.support.records import Record, parse
 
-SmallShapes = Literal["quantize", "convolutions", "float"]
+SmallShapes = Literal["quantize", "bytes", "convolutions", "float"]
+SMALL_RULES = frozenset({"small-shape", "bytes", "kernels"})
+"""Codes of the reasons for float that `small_shapes: quantize` disables."""
+
 Choice = Literal["quantize", "float"]
 Smooth = Literal["none", "auto"] | Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 
@@ -53,10 +56,11 @@ class Recipe(Record):
             supports only fake-quant models.
         activations: None for weight-only; an override may still give some activations a scheme.
         cache: keys and values that a decoder hands on from token to token; None leaves them in float.
-        small_shapes: whether nodes too small to gain from low precision are still quantized; convolutions
-            leaves only convolutions in float.
-        entry_bytes: bytes that each kernel counts as that quantized nodes add, where small shapes stay in
-            float; a node, or a run of them, that saves fewer bytes than they cost stays in float too.
+        small_shapes: whether nodes too small to gain from low precision are still quantized. If not, what
+            saves fewer bytes than its kernels cost stays in float too, and what gives an engine over 1.05
+            times the kernels of half, but for bytes; bytes and convolutions leave small convolutions in
+            float, float also small products.
+        entry_bytes: bytes that each kernel counts as that quantized nodes add.
         depthwise: whether depthwise convolutions are quantized.
         embeddings: whether tables of words are stored in the format of weights, in blocks along their rows;
             GenAI's decoders can.

@@ -272,8 +272,8 @@ class Sensitivity(PrintedRecord, Document):
         remedy = self.remedy
         assert remedy is not None
         if not remedy.kept:
-            worst = self.groups[0]
-            return [f"the worst, {worst.layers()}, alone leaves {worst.alone_db:.1f} dB"]
+            worst = self.groups[:1]  # none of a plan without pairs
+            return [f"the worst, {one.layers()}, alone leaves {one.alone_db:.1f} dB" for one in worst]
         groups = [self.groups[at] for at in remedy.kept]
         lines = [self.remedy_text()]
         lines += [f"{one.layers()}: alone it leaves {one.alone_db:.1f} dB" for one in groups[:shown]]

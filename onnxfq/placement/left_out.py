@@ -84,7 +84,11 @@ FEWEST = 16
 """Least number of channels of a convolution, and of columns and summed elements of a product."""
 MULTIPLE = 8
 
-OPERATORS: Mapping[str, tuple[str, ...]] = {"convolutions": ("Conv",), "float": ("Conv", *_PRODUCTS)}
+OPERATORS: Mapping[str, tuple[str, ...]] = {
+    "bytes": ("Conv",),
+    "convolutions": ("Conv",),
+    "float": ("Conv", *_PRODUCTS),
+}
 """Value of the recipe's field -> the operators that are left out if they are too small."""
 
 _REMEDY = "; to quantize it, set small_shapes: quantize in the recipe"

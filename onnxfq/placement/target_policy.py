@@ -40,16 +40,6 @@ class NodeDecision:
         return replace(self, placements=tuple(noted))
 
 
-def fewer_or_noted(decisions: list[NodeDecision], fewer: list[NodeDecision], note: str) -> list[NodeDecision]:
-    """Return `fewer`, or the decisions with `note` on placements if `fewer` quantizes nothing.
-
-    A model that is small as a whole is quantized as asked.
-    """
-    if any(d.placements for d in fewer) or not any(d.placements for d in decisions):
-        return fewer
-    return [d.with_note(note) if f is not d else d for d, f in zip(decisions, fewer, strict=True)]
-
-
 @dataclass(frozen=True)
 class Operands:
     """Placed inputs of one node, and the shapes of its constant inputs.

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
-from onnxfq.documents.recipe import Recipe
+from onnxfq.documents.recipe import SMALL_RULES, Recipe
 from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
@@ -26,6 +26,7 @@ from onnxfq.graph.queries import (
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.caches import place_caches
 from onnxfq.placement.channel_scales import scale_channels
+from onnxfq.placement.costly_parts import leave_out_costly
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.left_out import (
     OPERATORS,
@@ -33,11 +34,9 @@ from onnxfq.placement.left_out import (
     leave_out_log_spectra,
     leave_out_small,
 )
-from onnxfq.placement.light_weights import leave_out_light
 from onnxfq.placement.operators import decide_operators, place_biases
 from onnxfq.placement.pass_through_ops import list_moves, place_bridges
 from onnxfq.placement.residual_adds import RESIDUAL, residual_skip
-from onnxfq.placement.short_runs import leave_out_short_runs
 from onnxfq.placement.skip_reasons import float_tensors, kept_operators, opaque_operators
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
@@ -93,7 +92,7 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     placements += biases
     opaque = list(opaque_operators(graph))
     kept = {d.node: d.why_float for d in decisions if d.why_float} | {s.name: s.why for s in opaque}
-    if not placements:
+    if not placements and not any(rule_of(d.why_float) in SMALL_RULES for d in decisions):
         untold = f". ONNX Runtime cannot infer the types either: {untold}" if untold else ""
         raise ModelError(_describe_nothing_to_quantize(model.source, decisions, opaque) + untold)
     added = {use.node: (use,) for placement in biases for use in placement.uses}
@@ -194,9 +193,7 @@ def _as_a_whole(
         decisions = leave_out_depthwise(decisions, nodes)
     if recipe.small_shapes != "quantize":
         decisions = leave_out_small(decisions, nodes, OPERATORS[recipe.small_shapes])
-        convolutions = OPERATORS["convolutions"]
-        decisions = leave_out_short_runs(decisions, nodes, convolutions, recipe.entry_bytes)
-        decisions = leave_out_light(decisions, nodes, recipe.entry_bytes)
+        decisions = leave_out_costly(decisions, nodes, recipe)
     return policy.revise(decisions, nodes, recipe)
 
 

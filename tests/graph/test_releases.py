@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, feed_for, linear, weights
+from builders import build, feed_for, linear, weights, whole_recipe
 from onnx import helper
 
 from onnxfq.cli.main import main
@@ -93,7 +93,12 @@ def test_the_ir_version_is_one_that_the_release_reads(runtime: str, ir: int, tmp
         (17, "tensorrt-int4", "1.18", "needs int4, and onnxruntime 1.18 has no kernels for them; choose"),
         (21, BLOCKS, "1.18", "needs scales of blocks, and onnxruntime 1.18 has no kernels for them; choose"),
         (23, "tensorrt-int8", "1.23", "the given model is at opset 23, and onnxruntime 1.23 reads 22"),
-        (17, "tensorrt-fp8", "1.15", "recipe tensorrt-fp8 needs opset 19, and onnxruntime 1.15 reads 18"),
+        (
+            17,
+            whole_recipe("tensorrt-fp8"),
+            "1.15",
+            "recipe tensorrt-fp8 needs opset 19, and onnxruntime 1.15 reads 18",
+        ),
         (
             17,
             "tensorrt-int8",

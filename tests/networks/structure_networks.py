@@ -284,10 +284,10 @@ STRUCTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 """Name -> constructor and random input."""
 
 
-def structure(name: str, count: int = 24) -> tuple[onnx.ModelProto, list[dict[str, object]]]:
+def structure(name: str, count: int = 24, seed: int = 0) -> tuple[onnx.ModelProto, list[dict[str, object]]]:
     """Return a network with random weights as torch exports it, and `count` samples."""
     make, draw = STRUCTURES[name]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     module, content = make().eval(), io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

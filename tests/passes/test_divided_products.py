@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, Staged, build_used, feed_for, stage, weights
+from builders import Arrays, Staged, build_used, feed_for, stage, weights, whole_recipe
 from builders import plain_quantize as quantize
 
 from onnxfq.documents.cast_plan import FloatOptions
@@ -198,7 +198,10 @@ def test_tensorrt_keeps_the_weights(split: str, recipe: str, tmp_path: Path) -> 
     floats = FloatOptions("fp16" if recipe == "tensorrt-nvfp4" else "fp32")
     onnx.save(
         quantize(
-            attend(split), [feed_for(attend(split))], recipe=recipe, options=QuantizeOptions(floats=floats)
+            attend(split),
+            [feed_for(attend(split))],
+            recipe=whole_recipe(recipe),
+            options=QuantizeOptions(floats=floats),
         ).qdq,
         path,
     )

@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import add_large_product, build, feed_for, linear, planned, weights, with_override
+from builders import (
+    add_large_product,
+    build,
+    feed_for,
+    linear,
+    planned,
+    weights,
+    whole_recipe,
+    with_override,
+)
 from engines import build_all, counts, unmeasured, verdicts
 
 from onnxfq.documents.plan import Plan
@@ -189,11 +198,11 @@ def test_a_masked_attention_is_one_kernel(tmp_path: Path) -> None:
         proto.graph.node.insert(soft + 1, node)
     for node in (make("Add", ["s", "bias"], ["masked"]), make("Where", ["look", "zero", "never"], ["bias"])):
         proto.graph.node.insert(soft, node)
-    made = {recipe: unmeasured(proto, recipe, "fp16") for recipe in ("tensorrt-int8", "tensorrt-fp8")}
+    recipes = map(whole_recipe, ("tensorrt-int8", "tensorrt-fp8"))
+    made = {recipe.name: unmeasured(proto, recipe, "fp16") for recipe in recipes}
     for recipe, found in build_all(tmp_path, made).items():
         for row in counts(made[recipe], found).values():
-            low = 6 if recipe == "tensorrt-int8" else 5  # the last stays in float with what is behind it
-            assert row == {"MatMul low as low": low, "attention in one kernel": 1}, recipe
+            assert row == {"MatMul low as low": 6, "attention in one kernel": 1}, recipe
 
 
 def encoder(batch: int | str) -> onnx.ModelProto:
@@ -411,13 +420,16 @@ def test_small_float8():
     plan = planned(proto, recipe)
     remedy = "; to quantize it, set {}: quantize in the recipe"
     small = "float8 gains from more than 16 channels: {}" + remedy.format("small_shapes")
+    costly = "this node has kernels that cost {} bytes more than few bits save" + remedy.format(
+        "small_shapes"
+    )
     deep = "a depthwise convolution, which sums over no channels" + remedy.format("depthwise")
     assert {s.name: s.why for s in plan.skipped if s.kind == "node"} == {
         "one": small.format("16 channels in and 32 out"),
-        "two": "1 of 1 connected nodes in float save 2,096,320 bytes, which their kernels cost more than 8 "
-        "bits save" + remedy.format("small_shapes"),
+        "two": costly.format("2,096,320"),
         "four": small.format("32 channels in and 32 out in 4 groups"),
         "deep": deep,
+        "small": costly.format("2,100,764"),
     }
     assert not [s for s in planned(proto, "tensorrt-fp8").skipped if s.kind == "node"]
 

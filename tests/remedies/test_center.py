@@ -28,7 +28,7 @@ BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX i
 RNG = np.random.default_rng(3)
 ROWS = (RNG.normal(size=(48, 4, 64)) + 4 * RNG.normal(size=64)).astype(np.float32)
 FEEDS = [{"x": one[None]} for one in ROWS]
-NVFP4 = RECIPES["tensorrt-nvfp4"].override(weights={"rounding": "nearest"})
+NVFP4 = RECIPES["tensorrt-nvfp4"].override(weights={"rounding": "nearest"}, small_shapes="quantize")
 HEAD = "g (float[N,4,64] x) => (float[N,4,6] y, float[N,4,6] z) {"
 CONSTANTS = {
     "w": weights(64, 6),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builders import build_used, weights
+from builders import build_used, weights, whole_recipe
 from numpy.typing import NDArray
 
 import onnxfq
@@ -356,12 +356,10 @@ def test_a_new_mul_where_only_a_run_finds_the_rank() -> None:
 def test_other_formats_take_the_methods_too(name: str) -> None:
     """Under every recipe the outputs do not lose 0.5 dB by the methods, and the float model is the same."""
     proto = network(PRE_NORM, 50.0)
-    base = RECIPES[name]
+    base = whole = whole_recipe(name)
     if base.activations is not None and not base.activations.dynamic:
         base = base.override(activations={"equalize": "auto"})
-    plain, smooth = (
-        unrepaired(proto, feeds(proto), r) for r in (RECIPES[name], base.override(smooth="auto"))
-    )
+    plain, smooth = (unrepaired(proto, feeds(proto), r) for r in (whole, base.override(smooth="auto")))
     one, other = (min(o.sqnr_db for o in r.evaluation.candidates[0].outputs) for r in (plain, smooth))
     assert other > one - 0.5
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from builders import BUILDERS, build, conv_relu, feed_for, stage, weights
+from builders import BUILDERS, build, conv_relu, feed_for, stage, weights, whole_recipe
 from planted_chain import FACTOR, LAYERS, WIDTH, chain, with_modules
 
 import onnxfq
@@ -512,7 +512,7 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
     rng = np.random.default_rng(4)
     feeds = [{"x": rng.normal(size=(1, 256)).astype(np.float32)} for _ in range(4)]
     # Other methods would learn four samples by heart.
-    recipe = onnxfq.load_recipe(recipe).override(weights={"rounding": "nearest"})
+    recipe = whole_recipe(recipe).override(weights={"rounding": "nearest"})
     plain = onnxfq.quantize(
         eight_layers(turned), feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None)
     )

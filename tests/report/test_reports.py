@@ -323,7 +323,8 @@ def test_every_recipe_has_a_page(recipe: str) -> None:
         {"w": weights(128, 1, 3, 3), "v": weights(128, 16)},
     )
     data = [{"x": weights(2, 128, 4, 4)}]
-    result = quantize(proto, data, recipe=recipe, accuracy=AccuracyTarget(repair=None))
+    whole = RECIPES[recipe].override(small_shapes="quantize")
+    result = quantize(proto, data, recipe=whole, accuracy=AccuracyTarget(repair=None))
     (shown,) = contents(render_report(result))
     known = {row["tensor"]: row["sqnr_db"] for row in shown["tensors"] if row["grid"] is not None}
     assert {row["node"] for row in shown["layers"]} == {node.node for node in result.plan.nodes}

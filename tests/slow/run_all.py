@@ -67,10 +67,11 @@ CHECKS = {
         "python scripts/runtime_forms.py --check 1",
     ),
     "plans": (
-        "plans of 33 networks as engines of TensorRT",
+        "plans of 41 networks as engines of TensorRT",
         "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 -s --test-seconds 3600 -o faulthandler_timeout=3590 "
         "tests/targets/test_plan_engines.py",
     ),
+    "HTP": ("the table and the tests of QNN on the emulation of Qualcomm's HTP", "make qnn"),
     "GenAI": ("folders of language models that GenAI generates from", "python tests/slow/check_genai.py"),
     "checkpoints": (
         "checkpoints both ways, with transformers and onnxruntime",

@@ -26,6 +26,7 @@ from builders import (
     stage,
     transposed_weight,
     weights,
+    whole_recipe,
 )
 from builders import plain_quantize as quantize
 from engines import unmeasured
@@ -246,7 +247,7 @@ def test_unseen_activations_by_hand(growth):
 
 def test_scales_of_scales_stay_in_float32():
     """A global scale that a half type represents exactly stays float32: TensorRT multiplies NVFP4 so only."""
-    proto = unmeasured(linear(64, 32), "tensorrt-nvfp4", "fp16")
+    proto = unmeasured(linear(64, 32), whole_recipe("tensorrt-nvfp4"), "fp16")
     scales = [t for t in proto.graph.initializer if t.name.endswith("global_scale")]
     assert len(scales) == 2 and {t.data_type for t in scales} == {onnx.TensorProto.FLOAT}
     assert {float(np.float16(onnx.numpy_helper.to_array(t))) for t in scales} == {2.0**-6}
@@ -655,7 +656,7 @@ def test_quantize_says_what_was_not_run(tmp_path: Path):
     """The numbers equal the fake-quant model's, and all reports say why; the file is written."""
     why = "ONNX Runtime has no TRT_FP4DynamicQuantize, an operator of TensorRT"
     proto = linear(64, 6)
-    result = quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="tensorrt-nvfp4")
+    result = quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe=whole_recipe("tensorrt-nvfp4"))
     assert [c.candidate for c in result.evaluation.candidates] == ["simulated"]
     note = f"Q/DQ model not run: {why}"
     assert result.evaluation.notes == (note,)

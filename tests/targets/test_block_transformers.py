@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from agreement import with_outputs
-from builders import build, graph_text, planned, qdq_of, stage, weights
+from builders import build, graph_text, planned, qdq_of, stage, weights, whole_recipe
 from engines import build_all, verdicts
 
 import onnxfq
@@ -68,7 +68,7 @@ def test_every_linear_layer(
     result = onnxfq.quantize(
         source,
         [feed],
-        recipe=recipe,
+        recipe=whole_recipe(recipe),
         accuracy=onnxfq.AccuracyTarget(repair=None),
         options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions(floats)),
     )

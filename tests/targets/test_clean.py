@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, linear, plain_quantize, qdq_of, stage, weights
+from builders import BUILDERS, build, linear, plain_quantize, qdq_of, stage, weights, whole_recipe
 from engines import build_all, unmeasured, verdicts
 
 from onnxfq.targets.reading.context import read
@@ -29,7 +29,7 @@ def models(digits_model: Path, digit_images: np.ndarray) -> dict[str, onnx.Model
         source, recipe = name.split()
         if source == "digits":
             feeds = [{"image": digit_images[:8]}]
-            made[name] = plain_quantize(digits_model, feeds, recipe=recipe).qdq
+            made[name] = plain_quantize(digits_model, feeds, recipe=whole_recipe(recipe)).qdq
         else:
             proto = linear(256, 64) if source == "linear" else BUILDERS[source]()
             made[name] = qdq_of(stage(proto, recipe))

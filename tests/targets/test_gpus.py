@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import feed_for, linear
+from builders import feed_for, linear, whole_recipe
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -35,7 +35,7 @@ def test_the_builder_agrees(name: str, tmp_path: Path) -> None:
     """
     proto, half = linear(64, 64), QuantizeOptions(floats=FloatOptions("fp16"))
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    written = onnxfq.quantize(proto, feeds, tmp_path / "q.onnx", recipe=name, options=half).qdq
+    written = onnxfq.quantize(proto, feeds, tmp_path / "q.onnx", recipe=whole_recipe(name), options=half).qdq
     assert any(node.op_type == "DequantizeLinear" for node in written.graph.node)
     shapes = profiles(written, {})
     reports = run_jobs([Job(tmp_path / "q.onnx", f"SM{sm}", shapes) for sm in BUILT], 600)
@@ -155,7 +155,7 @@ def test_models_are_checked() -> None:
     """`check` refuses the formats of a model that a GPU lacks, one finding for each GPU."""
     proto = linear(64, 64)
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    model = onnxfq.quantize(proto, feeds, recipe="tensorrt-fp8").qdq
+    model = onnxfq.quantize(proto, feeds, recipe=whole_recipe("tensorrt-fp8")).qdq
     assert onnxfq.check(model, gpus=["l4", "h100"]).passed
     found = onnxfq.check(model, gpus=["l4", "a100", "orin"])
     messages = [finding.message for finding in found.findings if finding.rule == "gpu"]

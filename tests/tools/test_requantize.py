@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, feed_for, run_as_written, weights
+from builders import BUILDERS, build, feed_for, run_as_written, weights, whole_recipe
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType
@@ -210,7 +210,7 @@ def test_float8_and_float16_stay() -> None:
     proto = build(
         "g (float[N,64] x) => (float[N,48] y) { " + text, {"w": FLOAT8, "s": scale}, opset=21, ir=10
     )
-    result = again(proto, X, "tensorrt-fp8")
+    result = again(proto, X, whole_recipe("tensorrt-fp8"))
     assert np.array_equal(stored(result)[0], FLOAT8.astype(np.float32))
     constants = {"w": CODES, "s": SCALE.astype(np.float16)}
     half = build("g (float16[N,64] x) => (float16[N,48] y) { " + text, constants, opset=19, ir=9)

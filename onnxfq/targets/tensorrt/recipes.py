@@ -37,6 +37,6 @@ RECIPES = (
     # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
     make_recipe("tensorrt-int8-weights", "tensorrt", None),
     make_block_recipe("tensorrt-mxfp8", "tensorrt", "float8e4m3fn", "e8m0"),
-    # Kernels quantize each input, which a small product does not pay for (`placement.light_weights`).
+    # Kernels quantize each input, which a small product does not pay for (`placement.costly_parts`).
     make_block_recipe("tensorrt-nvfp4", "tensorrt", "float4e2m1", "e4m3", small_shapes="convolutions"),
 )
