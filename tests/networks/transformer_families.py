@@ -59,6 +59,7 @@ FAMILIES = {
     "Phi3": Family(packed=True),
     "GPT-2": Family("layer", packed=True, biased=True, rotary=False, gated=False, tied=True),
     "GPT-2 written out": Family("layer written out", biased=True, rotary=False, gated=False),
+    "Falcon": Family("layer", key_heads=1, rotary=False, gated=False, tied=True),
     "ViT": Family("layer", packed=True, biased=True, rotary=False, gated=False, causal=False),
     "DINOv2": Family("layer", biased=True, rotary=False, gated=False, layer_scale=True, causal=False),
     "Gemma": Family(post_norm="block", key_heads=1, tied=True),

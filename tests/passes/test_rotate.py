@@ -10,7 +10,7 @@ import onnx
 import pytest
 from builders import build, weights
 from onnx import TensorProto, numpy_helper
-from transformer_families import FAMILIES, HEADS, SIZE, WIDTH, WORDS, build_family, draw_feed
+from transformer_families import FAMILIES, SIZE, WIDTH, WORDS, build_family, draw_feed
 
 from onnxfq.graph.channels.rotations import Rotations, find_rotations
 from onnxfq.graph.io.load import load
@@ -71,7 +71,7 @@ def test_places(name: str) -> None:
     """A stream if no gain or Gelu stops it, the values of each head, and its queries without positions."""
     family = FAMILIES[name]
     _, rotations, _ = rotated(build_family(name, LAYERS), draw_feed(name))
-    heads = LAYERS * (family.key_heads + (0 if family.rotary or family.head_norm else HEADS))
+    heads = LAYERS * family.key_heads * (1 if family.rotary else 2)
     streams = {} if name in POSTPONED else {WIDTH: 1}
     assert Counter(len(place.channels) for place in rotations.places) == {SIZE: heads, **streams}
     if streams:
@@ -184,6 +184,33 @@ def test_what_passes_a_rotation_on(name: str) -> None:
         assert any(
             made.model.constants[n].raw_data != tensor.raw_data for n, tensor in model.constants.items()
         )
+
+
+CONVOLUTIONS = {
+    "all channels": (1, True),
+    "groups": (2, False),
+    "each channel": (4, False),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_turn_all_channels_or_none(name: str) -> None:
+    """With groups a window sums over some channels, and those before and behind it stay as they are."""
+    groups, turns = CONVOLUTIONS[name]
+    proto = build(
+        f"""g (float[N,4,6,6] x) => (float[N,4,6,6] y) {{
+            [a] h = Conv (x, u, b) [b] k = Conv <group = {groups}, pads = [1,1,1,1]> (h, v)
+            [c] y = Conv (k, w) }}""",
+        {
+            "u": weights(4, 4, 1, 1),
+            "b": weights(4),
+            "v": weights(4, 4 // groups, 3, 3),
+            "w": weights(4, 4, 1, 1, seed=1),
+        },
+    )
+    model, rotations, made = rotated(proto)
+    assert [len(place.channels) for place in rotations.places] == [4, 4] * turns
+    assert_same(model, made.model, {"x": weights(2, 4, 6, 6, seed=2)})
 
 
 def test_small_gains_do_not_divide_a_shift() -> None:

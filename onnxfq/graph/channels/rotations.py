@@ -148,7 +148,7 @@ def find_rotations(model: Model) -> Rotations:
     for fold in folds:
         shared = fold.summed and len(index.readers[readers[fold.node].input[1]]) > 1
         shared = shared and readers[fold.node].input[1] != fold.constant  # by one Transpose
-        if shared or fold.constant in index.captured or sum(size > 1 for size in fold.minus.shape) > 1:
+        if shared or fold.constant in index.captured:
             why = f"constant {fold.constant!r} of {fold.op_type} {fold.node!r} cannot turn"
             ties.fix(np.concatenate([fold.plus.reshape(-1), fold.minus.reshape(-1)]), why)
     gains = _take_up(context)
@@ -215,8 +215,9 @@ def _find_places(context: _Turning, classes: Ids, turning: Ids) -> list[TurningP
     drawn = np.random.default_rng(0)
     marks = np.zeros(context.ties.count, np.uint64)
     for rows in (*context.ties.rows, *(fold.inputs[None] for fold in products)):
-        for row in rows:  # channels of the same rows have the same sum of marks
-            marks[np.unique(classes[row])] += drawn.integers(1 << 63, dtype=np.uint64)
+        for row in rows:  # channels that the same rows have as often have the same sum of marks
+            found, counts = np.unique(classes[row], return_counts=True)
+            marks[found] += drawn.integers(1 << 63, dtype=np.uint64) * counts.astype(np.uint64)
     averaged = np.zeros(context.ties.count, bool)
     for ids in context.averaged:
         averaged[classes[ids]] = True
@@ -401,6 +402,8 @@ def _norm(
 
 def _matmul(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> Ids | None:
     """Read a product: of queries and keys that turn together, of probabilities and values."""
+    if attrs.get("group", 1) != 1:
+        return None
     if node.op_type != "MatMul" or find_weight(node.input[1], context)[0] in context.index.constants:
         return RULES["MatMul"](node, attrs, context)
     one, other = (context.of(name) for name in node.input)
