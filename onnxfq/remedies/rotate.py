@@ -17,7 +17,7 @@ from onnxfq.graph.channels.rotations import Rotations, find_rotations
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
 from onnxfq.judging.candidate import Candidate, build_candidate
-from onnxfq.judging.judge import Judge, Proposal, Refusal, Remedy
+from onnxfq.judging.judge import Judge, Proposal, Refusal, Remedy, explain_gain
 from onnxfq.passes.rotate import Rotated, rotate
 from onnxfq.remedies.same_function import explain_fixed_model, select_apart, with_model
 from onnxfq.runtime.float32_emulation import HALVES
@@ -62,7 +62,7 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
 
 
 def turn(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
-    """Return the candidate of the model whose channels are turned wherever they can be."""
+    """Return the candidate of the model whose channels are turned wherever they can be, if it gains."""
     session, feeds = candidate.session, select_apart(candidate, judge, PROVEN)
     with weights_stored_in(session.scratch):
         rotations = _find(session, feeds)
@@ -76,7 +76,9 @@ def turn(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         turned = with_model(session, rotated.model, feeds)
         recipe, equalization = candidate.recipe, candidate.equalization
         made = build_candidate(turned, recipe, judge.sources, judge.options, equalization)
-    return Proposal(made, describe(rotations, rotated))
+    # Alone too it has to gain: with others it may win by what these gain, and it may double a table.
+    why, told = explain_gain(*judge.choose([candidate, made])), describe(rotations, rotated)
+    return Refusal(why, told) if why else Proposal(made, told)
 
 
 def rotate_named(session: QuantizeSession, recipe: Recipe, recorded: str) -> QuantizeSession:

@@ -9,7 +9,9 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, weights
+from hypothesis import HealthCheck, given, settings
 from onnx import TensorProto, numpy_helper
+from random_graphs import random_feed, random_models
 from transformer_families import FAMILIES, SIZE, WIDTH, WORDS, build_family, draw_feed
 
 from onnxfq.graph.channels.rotations import Rotations, find_rotations
@@ -222,3 +224,13 @@ def test_small_gains_do_not_divide_a_shift() -> None:
     model, rotations, made = rotated(build(f"{LINEAR} {body} }}", constants))
     assert rotations.blocked == {"l": "gain 'g' is too small in a channel to divide the shift behind it"}
     assert_same(model, made.model, {"x": weights(5, 4, seed=2)})
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(random_models())
+def test_random_graphs_keep_their_function(proto: onnx.ModelProto) -> None:
+    """Random graphs with bodies, shared weights and odd names compute the same with all places turned."""
+    model, _, made = rotated(proto)
+    feed = random_feed(proto, 1, True)
+    for want, got in zip(run(model, feed), run(made.model, feed), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * max(np.abs(want).max(), 1e-3))
