@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from builders import build, weights
@@ -18,6 +21,11 @@ from onnxfq.graph.io.load import load
 from onnxfq.passes.rotate import Rotated, rotate
 from onnxfq.remedies.rotate import EXACT
 from onnxfq.targets.recipes import load_recipe
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))  # not an installed package
+
+from networks.decoder import DecoderShape  # noqa: E402
+from networks.genai_decoder import write_genai_decoder  # noqa: E402
 
 INT8 = load_recipe("tensorrt-int8").override(
     weights={"rounding": "nearest"}, activations={"calibrator": "minmax"}
@@ -123,3 +131,22 @@ def test_post_norms_are_told() -> None:
     told = [note for note in made.staged.notes if note.startswith("rotated: ")]
     assert told[0] == "rotated: 12 x 8 channels turned"
     assert "does not turn: the gain of 'layernormalization_2' is in front of Add" in told[1]
+
+
+def test_the_stream_of_a_genai_folder_turns(tmp_path: Path) -> None:
+    """Logits and caches stay what they were, so that a turned decoder goes on from any cache."""
+    folder = write_genai_decoder(tmp_path / "decoder", DecoderShape(64, 2, 4, 2, 96, 100, 16))
+    caches = {f"past_key_values.{n}.{kind}": (1, 2, 3, 16) for n in range(2) for kind in ("key", "value")}
+    feeds = [
+        {
+            "input_ids": np.random.default_rng(seed).integers(0, 100, (1, 8)),
+            "attention_mask": np.ones((1, 11), np.int64),
+            **{name: weights(*shape, seed=seed) for name, shape in caches.items()},
+        }
+        for seed in range(8)
+    ]
+    recipe = load_recipe("genai-int4").override(rotate="always")
+    made = onnxfq.quantize(folder, feeds, tmp_path / "turned", recipe=recipe, accuracy=OFF)
+    assert "rotated: 1 x 64 channels turned" in made.staged.notes
+    assert largest_difference(load(folder / "model.onnx"), made.staged, feeds, 1) < EXACT
+    assert (tmp_path / "turned" / "genai_config.json").is_file()
