@@ -166,7 +166,7 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1519,  # a field for rotations; no room fell
     "execution": 1208,  # whether two float models compute the same; no room fell
-    "graph": 4820,  # channels that orthogonal matrices may turn, by algebra; no room fell
+    "graph": 4822,  # channels that orthogonal matrices may turn, by algebra; no room fell
     "interchange": 1204,  # caches by genai_config.json; no room fell
     "judging": 1245,  # losses above chance, samples by their cost; remedies fell
     "layers": 939,  # groups that nothing reads have names; no room fell
@@ -176,7 +176,7 @@ ROOM_LINES: dict[str, int] = {
     "placement": 1633,  # runs of any length, a price of computed weights; no room fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 361,  # a pass apart for rotations; no room fell
-    "remedies": 1744,  # rotations that the outputs prove; no room fell
+    "remedies": 1745,  # rotations that the outputs prove; no room fell
     "report": 1242,  # drawn inputs are told; targets fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1881,  # sessions of drawn inputs; targets fell

@@ -38,25 +38,24 @@ class Rotated:
 
     Attributes:
         model: of the same function.
-        copied: bytes of the weights that had to become two.
+        copied: bytes of the constants that had to become two, since their readers differ.
     """
 
     model: Model
     copied: int
 
 
-def rotate(model: Model, rotations: Rotations, places: Sequence[TurningPlace], seed: int = 0) -> Rotated:
+def rotate(model: Model, rotations: Rotations, places: Sequence[TurningPlace]) -> Rotated:
     """Return `model` with its weights turned; constants of half types turn in float64 and are rounded once.
 
     Args:
         model: the float model, which is not changed.
         rotations: of it.
         places: those of them that turn, each by the matrix of `spread`.
-        seed: of random parts of the matrices.
     """
     turns = [
-        (place.channels, spread(len(place.channels), place.keeps_ones, seed + at))
-        for at, place in enumerate(places)
+        (place.channels, spread(len(place.channels), place.keeps_ones, seed))
+        for seed, place in enumerate(places)
     ]
     taken = np.concatenate([np.zeros(0, np.int64), *(place.channels for place in places)])
     classes = np.where(np.isin(rotations.classes, taken), rotations.classes, FIXED)
@@ -65,15 +64,12 @@ def rotate(model: Model, rotations: Rotations, places: Sequence[TurningPlace], s
     for gain in rotations.gains:
         if classes[gain.made].any():
             values = weight_array(model, gain.constant)
-            ones = np.where(classes[gain.made] == FIXED, np.broadcast_to(values, gain.made.shape), 1.0)
-            changed.add(gain.node, gain.constant, ones.reshape(-1)[-values.size :].reshape(values.shape))
+            turns_there = classes[gain.made].reshape(values.shape) != FIXED
+            changed.add(gain.node, gain.constant, np.where(turns_there, 1.0, values))
     for fold in rotations.folds:
         if classes[fold.plus].any() or classes[fold.minus].any():
-            changed.add(
-                fold.node,
-                fold.constant,
-                _turn(weight_array(model, fold.constant), fold, classes, scale, turns),
-            )
+            values = weight_array(model, fold.constant)
+            changed.add(fold.node, fold.constant, _turn(values, fold, classes, scale, turns))
     return changed.replace()
 
 

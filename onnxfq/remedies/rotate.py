@@ -124,7 +124,7 @@ def describe(rotations: Rotations, rotated: Rotated) -> list[str]:
     sizes = Counter(len(place.channels) for place in rotations.places)
     lines = [f"{count} x {size} channels turned" for size, count in sizes.most_common()]
     if rotated.copied:
-        lines.append(f"a table that is a product too becomes two: {rotated.copied:,} bytes more in float")
+        lines.append(f"constants whose readers differ become two: {rotated.copied:,} bytes more in float")
     return lines + _name_blocked(rotations)
 
 
