@@ -134,7 +134,7 @@ def test_post_norms_are_told() -> None:
 
 
 def test_the_stream_of_a_genai_folder_turns(tmp_path: Path) -> None:
-    """Logits and caches stay what they were, so that a turned decoder goes on from any cache."""
+    """Logits and caches stay as they were, so a turned decoder can continue from any cache."""
     folder = write_genai_decoder(tmp_path / "decoder", DecoderShape(64, 2, 4, 2, 96, 100, 16))
     caches = {f"past_key_values.{n}.{kind}": (1, 2, 3, 16) for n in range(2) for kind in ("key", "value")}
     feeds = [
