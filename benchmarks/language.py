@@ -4,12 +4,14 @@
 
 The first array of TOKENS, an .npz file, has a text of token numbers in each row. The first rows calibrate,
 the others are scored with the fake-quant model. Bytes are what the products read: their
-weights and the scales of these.
+weights and the scales of these. The interval is of what a recipe costs on other texts of this kind: the
+perplexity of the float model times the mean cost of the texts that are scored, with Student's t.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,11 @@ import numpy as np
 import onnx
 
 import onnxfq
+from onnxfq.metrics.language import perplexity
+from onnxfq.numerics.intervals import t_quantile
+
+Feeds = list[dict[str, np.ndarray]]
+"""Texts as inputs of the model."""
 
 
 class Row(NamedTuple):
@@ -34,6 +41,14 @@ BLOCKS = {"weights": {"rounding": "qronos", "block_size": 32}}
 ALONE: dict[str, Any] = {"activations": None, **QRONOS}
 SMALL: dict[str, Any] = {"small_shapes": "quantize"}
 LEAST = {"repair": "auto", "min_sqnr": 20.0, "fallback": "tensorrt-fp8"}
+DYNAMIC = {"dynamic": True, "granularity": "per_row", "equalize": "none", "known_ranges": ()}
+INT4 = {
+    "target": "simulation",
+    "activations": {"qtype": "int4", **DYNAMIC},
+    "weights": {"qtype": "int4", "rounding": "qronos"},
+}
+INT8: dict[str, Any] = {"weights": {"rounding": "nearest"}}
+TURNED: dict[str, Any] = {"rotate": "always"}
 DROP = {"repair": "auto", "metric": "perplexity", "max_drop": 0.3, "fallback": "tensorrt-fp8"}
 ROWS = (
     Row("`tensorrt-int8-weights`", "tensorrt-int8-weights"),
@@ -44,6 +59,11 @@ ROWS = (
     Row("`tensorrt-nvfp4`", "tensorrt-nvfp4", SMALL, {"repair": "auto"}),
     Row("the same, `--min-sqnr 20 --fallback tensorrt-fp8`", "tensorrt-nvfp4", SMALL, LEAST),
     Row("the same, `--max-drop .3 --fallback tensorrt-fp8`", "tensorrt-nvfp4", SMALL, DROP),
+    Row("`tensorrt-nvfp4`, `qronos`, `--rotate always`", "tensorrt-nvfp4", {**SMALL, **QRONOS, **TURNED}),
+    Row("int8 weights and activations, nearest", "tensorrt-int8", INT8),
+    Row("int8 weights and activations, `--rotate always`", "tensorrt-int8", {**INT8, **TURNED}),
+    Row("int4 weights and activations, a scale a row, `qronos`", "tensorrt-int8", INT4),
+    Row("int4 weights and activations, `--rotate always`", "tensorrt-int8", {**INT4, **TURNED}),
 )
 
 
@@ -58,7 +78,7 @@ def main() -> None:
     with np.load(asked.tokens) as arrays:
         texts = next(iter(arrays.values())).astype(np.int64)
     rows = measure(onnx.load(asked.model), texts[: asked.calibration], texts[asked.calibration :])
-    lines = ["| weights of products | bits | MB | perplexity |", "|---|---|---|---|"]
+    lines = ["| weights of products | bits | MB | perplexity | 90% |", "|---|---|---|---|---|"]
     table = "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])
     print(table)
     if asked.out is not None:
@@ -78,14 +98,35 @@ def measure(model: onnx.ModelProto, known: np.ndarray, unseen: np.ndarray) -> li
         candidates[row.title], sizes[row.title] = result.simulation, count_bits(result)
     whole = next(iter(sizes.values()))[0]
     sizes["float"] = (whole, 32 * whole)
-    scored_by = onnxfq.evaluate(model, candidates, scored, metric="perplexity")
-    perplexities = [candidate.metric for candidate in scored_by.candidates]
+    costs = {name: score_texts(model, proto, scored) for name, proto in candidates.items()}
+    known_cost = costs["float"]
     return [
-        [name, f"{bits / count:.2f}", f"{bits / 8e6:.3f}", f"{perplexity:.2f}"]
-        for (name, (count, bits)), perplexity in zip(
-            ((name, sizes[name]) for name in candidates), perplexities, strict=True
-        )
+        [name, f"{bits / count:.2f}", f"{bits / 8e6:.3f}", *print_perplexity(costs[name], known_cost)]
+        for name, (count, bits) in ((name, sizes[name]) for name in candidates)
     ]
+
+
+def score_texts(model: onnx.ModelProto, candidate: onnx.ModelProto, feeds: Feeds) -> np.ndarray:
+    """Return the mean of -log p(next token) of each text."""
+    found: list[float] = []
+
+    def score(outputs: Iterator[dict[str, Any]], samples: Iterable[dict[str, Any]]) -> float:
+        found.clear()
+        found.extend(
+            np.log(perplexity(iter([made]), [sample])) for made, sample in zip(outputs, samples, strict=True)
+        )
+        return float(np.exp(np.mean(found)))
+
+    onnxfq.evaluate(model, {"candidate": candidate}, feeds, metric=score)
+    return np.array(found)
+
+
+def print_perplexity(costs: np.ndarray, known: np.ndarray) -> tuple[str, str]:
+    """Return the perplexity, and its interval by what each text costs more than in the float model."""
+    more = costs - known
+    reach = t_quantile(0.95, len(more) - 1) * more.std(ddof=1) / np.sqrt(len(more))
+    ends = np.exp(known.mean() + more.mean() + np.array([-reach, reach]))
+    return f"{np.exp(costs.mean()):.2f}", f"{ends[0]:.2f} to {ends[1]:.2f}" if more.any() else ""
 
 
 def count_bits(result: onnxfq.QuantizeResult) -> tuple[int, int]:

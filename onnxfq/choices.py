@@ -9,6 +9,7 @@ CheckpointName = Literal["modelopt", "compressed-tensors"]
 
 CacheGranularity = Literal["tensor", "channel"]
 WeightForm = Literal["matmulnbits", "qdq", "qdq-transpose"]
+Rotate = Literal["none", "auto", "always"]
 BiasCorrectionChoice = Literal["none", "auto"]
 DeviceChoice = Literal["any", "cpu", "cuda"]
 Equalize = Literal["none", "depthwise", "cross_layer", "auto"]

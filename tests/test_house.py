@@ -159,32 +159,32 @@ _NO_CODE = {
 }
 
 ROOM_LINES: dict[str, int] = {
-    "": 216,  # drawn inputs have a public name; targets fell
+    "": 217,  # choices of rotations; no room fell
     "calibration": 2433,  # masks that set no range; no room fell
     "checkpoints": 1351,  # bits and groups that no layer has are refused; no room fell
-    "cli": 1923,  # an option for drawn inputs; targets fell
+    "cli": 1933,  # an option for rotations; no room fell
     "data": 1768,  # a name for drawn inputs; targets fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1530,  # a plan in which nothing pays is told; placement fell
-    "execution": 1193,  # drawn inputs: pictures, sound, statistics; targets fell
-    "graph": 4490,  # sums of a product and its bias, makers of numbered tensors; passes fell
+    "documents": 1530,  # a field for rotations; no room fell
+    "execution": 1208,  # whether two float models compute the same; no room fell
+    "graph": 4828,  # channels that orthogonal matrices may turn, by algebra; no room fell
     "interchange": 1204,  # caches by genai_config.json; no room fell
     "judging": 1253,  # losses above chance, samples by their cost; remedies fell
     "layers": 939,  # groups that nothing reads have names; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
-    "numerics": 1105,  # mixes of least noise for every cost; remedies fell
-    "passes": 1640,  # a product of any rank and its bias as Gemm; targets fell
+    "numerics": 1171,  # Hadamard matrices of every known order; no room fell
+    "passes": 1730,  # rotations in constants; no room fell
     "placement": 1590,  # one rule of kernels for products and convolutions
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
-    "quantizing": 360,  # the words for drawn inputs; targets fell
-    "remedies": 1680,  # drawn inputs in metadata, and not ranked; targets fell
+    "quantizing": 361,  # a pass apart for rotations; no room fell
+    "remedies": 1756,  # rotations that the outputs prove; no room fell
     "report": 1242,  # drawn inputs are told; targets fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1881,  # sessions of drawn inputs; targets fell
     "support": 1325,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6473,  # kept promises: products behind a Concat, shared turned weights; no room fell
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
-    "torch": 6052,  # the last paths of pytorch-quantization; no room fell
+    "torch": 6053,  # rotations are refused; no room fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

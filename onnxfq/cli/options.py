@@ -16,6 +16,7 @@ from onnxfq.choices import (
     CacheGranularity,
     Equalize,
     RepairWord,
+    Rotate,
     WeightForm,
 )
 from onnxfq.cli.option import ACCURACY, KNOWN, RECIPE, RUNNING, argument, flag, option, refuse
@@ -97,6 +98,11 @@ _SMOOTH = option(
     "Move differences between channels into weights, by this share; overrides the recipe.",
     panel=RECIPE,
 )
+_ROTATE = option(
+    None,
+    "Turn channels by orthogonal matrices where the float model stays the same; overrides the recipe.",
+    panel=RECIPE,
+)
 _BIAS_CORRECTION = option(
     None, "Let biases make up for the mean error of rounded weights; overrides the recipe.", panel=RECIPE
 )
@@ -126,6 +132,7 @@ class RecipeChoice:
     rounding: Annotated[str | None, _ROUNDING] = None
     equalize: Annotated[Equalize | None, _EQUALIZE] = None
     smooth: Annotated[str | None, _SMOOTH] = None
+    rotate: Annotated[Rotate | None, _ROTATE] = None
     bias_correction: Annotated[BiasCorrectionChoice | None, _BIAS_CORRECTION] = None
     kv: Annotated[str | None, _KV] = None
     kv_granularity: Annotated[CacheGranularity | None, _KV_GRANULARITY] = None
@@ -152,6 +159,8 @@ class RecipeChoice:
             chosen = chosen.override(activations={"equalize": self.equalize})
         if self.smooth is not None:
             chosen = chosen.override(smooth=self.smooth)
+        if self.rotate is not None:
+            chosen = chosen.override(rotate=self.rotate)
         cache = {"qtype": self.kv} if self.kv is not None else {}
         if self.kv_granularity is not None:
             refuse(self.kv is None and chosen.cache is None, "--kv-granularity needs --kv; add it")
@@ -165,10 +174,12 @@ class RecipeChoice:
 
 
 PlannedRecipe = Annotated[
-    RecipeChoice, OptionGroup(RecipeChoice, calibrator=None, rounding=None, smooth=None, bias_correction=None)
+    RecipeChoice,
+    OptionGroup(RecipeChoice, calibrator=None, rounding=None, smooth=None, rotate=None, bias_correction=None),
 ]
 RoundedRecipe = Annotated[
-    RecipeChoice, OptionGroup(RecipeChoice, calibrator=None, equalize=None, smooth=None, bias_correction=None)
+    RecipeChoice,
+    OptionGroup(RecipeChoice, calibrator=None, equalize=None, smooth=None, rotate=None, bias_correction=None),
 ]
 RecipeChanges = Annotated[RecipeChoice, OptionGroup(RecipeChoice, recipe=DEFAULT_RECIPE)]
 """The options that override each of several recipes."""

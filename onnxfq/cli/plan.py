@@ -61,10 +61,10 @@ def plan(
             f"no rank is known of {unknown[0]!r}{more}; rules by axis do not apply there; "
             "--data infers ranks from one run"
         )
-    if any(chosen.channel_methods[:2]):
+    if any(chosen.channel_methods[:2]) or chosen.rotate != "none":
         notes.append(
-            "the plan is for the model as it is: `onnxfq quantize --artifacts` equalizes channels "
-            "across layers and writes the equalized model with its plan"
+            "the plan is for the model as it is: `onnxfq quantize --artifacts` equalizes or rotates channels "
+            "across layers and writes the changed model with its plan"
         )
     for note in notes:
         printer.note(f"note       {note}")

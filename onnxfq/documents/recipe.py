@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 
-from onnxfq.choices import BiasCorrectionChoice
+from onnxfq.choices import BiasCorrectionChoice, Rotate
 from onnxfq.documents.override import Override, apply_changes, match_name
 from onnxfq.documents.rounding import Simulation
 from onnxfq.documents.schemes import ActivationScheme, CacheScheme, WeightScheme
@@ -72,6 +72,8 @@ class Recipe(Record):
         smooth: whether differences between channels of activations move into the weights that read them, as
             SmoothQuant does: a share of 0 to 1, or auto for the share of the least expected error, if that
             raises the SQNR of the outputs on some samples.
+        rotate: whether orthogonal matrices turn channels where the float model stays the same, as in QuaRot;
+            auto if that raises the SQNR of the outputs on some samples.
         bias_correction: whether biases make up for the mean error of rounded weights (Nagel et al., 2019);
             auto if that raises the SQNR of the outputs on some samples.
         simulation: rounding mode and arithmetic of fake-quant models and torch modules; a recipe that changes
@@ -95,6 +97,7 @@ class Recipe(Record):
     conv_transpose: Choice = "float"
     unfused_attention: Choice = "float"
     smooth: Smooth = "none"
+    rotate: Rotate = "none"
     bias_correction: BiasCorrectionChoice = "none"
     simulation: Simulation = Simulation()
     overrides: tuple[Override, ...] = ()

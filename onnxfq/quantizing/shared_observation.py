@@ -62,7 +62,9 @@ class _Observing:
         """Why no other recipe can have its statistics; empty if one can."""
         if any(placement.calibrator.is_ordered for placement in self.plan.activations):
             return "its calibrator depends on the order of the data"
-        return "it changes channels before it observes" if list_named(self.shared.recipe) else ""
+        recipe = self.shared.recipe
+        is_changed = list_named(recipe) or recipe.rotate == "always"
+        return "it changes channels before it observes" if is_changed else ""
 
     def lacks(self, other: _Observing) -> list[str]:
         """Return the tensors of `other` that this form of the model lacks."""

@@ -28,7 +28,7 @@ from onnxfq.judging.candidate import Candidate, build_candidate
 from onnxfq.judging.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
 from onnxfq.layers.weighted_layers import LayerInput, WeightedLayer, find_layers
 from onnxfq.passes.center import CenteredProduct, CenteredTensor, center_tensors
-from onnxfq.remedies.equalize_search import SAMPLES, explain_fixed_model, select_apart, with_model
+from onnxfq.remedies.same_function import SAMPLES, explain_fixed_model, select_apart, with_model
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from onnxfq.data import Feed
@@ -17,15 +17,20 @@ from onnxfq.graph.model import Model
 from onnxfq.judging.candidate import Candidate, Sources, build_candidate
 from onnxfq.judging.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.equalize import SAMPLED, Equalized, equalize, find_groups
-from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
+from onnxfq.remedies.rotate import rotate_named
+from onnxfq.remedies.same_function import (
+    SAMPLES,
+    explain_fixed_model,
+    explain_lack,
+    select_apart,
+    with_model,
+)
+from onnxfq.runtime.type_inference import with_run_ranks
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.planned_encodings import plan_encodings
 from onnxfq.stages.statistics_source import GatheredStatistics
-
-SAMPLES = 64
-"""Most samples that give the ranges and means of channels; RANGED where the budget has no time for more."""
 
 RANGED = 16
 """Most samples that give the ranges of tensors while sets of factors are compared."""
@@ -51,15 +56,16 @@ def list_named(recipe: Recipe) -> list[Method]:
 def equalize_named(
     session: QuantizeSession, recipe: Recipe, sources: Sources, options: QuantizeOptions
 ) -> tuple[QuantizeSession, Equalization | None]:
-    """Return `session` with the model that `recipe` wants equalized by name, and what was done.
+    """Return `session` with the model that `recipe` wants equalized or rotated by name, and what was done.
 
     Cross-layer equalization without data goes by the ranges of weights. Raises DataError for a method that
     lacks what it needs.
     """
     names = list_named(recipe)
+    lacks = explain_lack(sources)
+    session = rotate_named(session, recipe, lacks)
     if not names:
         return session, None
-    lacks = _explain_lack(sources)
     if lacks:
         raise DataError(
             f"recipe {recipe.name} changes channels ({', '.join(names)}), and {lacks} are given; give data "
@@ -94,14 +100,6 @@ def explain_unneeded_smoothing(candidate: Candidate, judge: Judge) -> str:
     if recipe.smooth != "none" or recipe.activations is None:
         return "the recipe names the smoothing"
     return explain_fixed_model(candidate, judge) or judge.explain_sound(candidate)
-
-
-def explain_fixed_model(candidate: Candidate, judge: Judge) -> str:
-    """Return why the float model cannot be replaced and observed again; empty if it can."""
-    if _explain_lack(judge.sources) or judge.sources.moments is not None:
-        return "statistics, moments or encodings of the model as it is are given"
-    feeds = candidate.session.feeds
-    return "" if feeds is not None and feeds.source.repeats else "the data cannot be read again"
 
 
 def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -143,7 +141,7 @@ def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Propos
     Either half of the groups of a method is left out on trial; if that helps, its halves in turn. One group
     may spoil what the others gain.
     """
-    session, lacks = candidate.session, _explain_lack(judge.sources)
+    session, lacks = candidate.session, explain_lack(judge.sources)
     if lacks or session.feeds is None:
         return Refusal(f"{lacks or 'no data'} given")
     methods = recipe.channel_methods
@@ -172,23 +170,11 @@ def _count_samples(candidate: Candidate, judge: Judge, methods: ChannelMethods) 
     return RANGED if too_long else SAMPLES
 
 
-def select_apart(candidate: Candidate, judge: Judge, count: int = SAMPLES) -> Sequence[Feed]:
-    """Return `count` samples or fewer that neither choose nor prove; those that choose if none is left."""
-    feeds, judging = candidate.session.feeds, {id(feed) for feed in (*judge.choosing, *judge.proving)}
-    known = () if feeds is None else feeds.select(count)
-    return [feed for feed in known if id(feed) not in judging] or judge.choosing
-
-
 def smooth(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with smoothed activations, for a recipe that does not ask for it."""
     if not find_groups(candidate.session.ranked, "smooth", candidate.recipe.target):
         return Refusal("no input of a product can be divided")
     return search_factors(candidate, judge, candidate.recipe.override(smooth="auto"))
-
-
-def _explain_lack(sources: Sources) -> str:
-    recorded = sources.statistics is not None or sources.encodings is not None
-    return "statistics or encodings of the model as it is" if recorded else ""
 
 
 @dataclass
@@ -277,12 +263,6 @@ class _Search:
 def _with_factors(session: QuantizeSession, equalized: Equalized, feeds: Sequence[Feed]) -> QuantizeSession:
     """Return `session` with the equalized model."""
     return with_model(session, equalized.model, feeds) if equalized.changed else session
-
-
-def with_model(session: QuantizeSession, model: Model, feeds: Sequence[Feed]) -> QuantizeSession:
-    """Return `session` with another model of the same function, whose ranks `feeds` tell."""
-    ranked = with_run_ranks(model, feeds[0]) if feeds and lacks_ranks(model) else model
-    return replace(session, model=model, ranked=ranked)
 
 
 def _halves(names: Sequence[str]) -> list[Sequence[str]]:

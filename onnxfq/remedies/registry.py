@@ -13,6 +13,7 @@ from onnxfq.remedies.center import CENTER
 from onnxfq.remedies.correct_biases import BIASES
 from onnxfq.remedies.equalize_search import EQUALIZE, SMOOTH
 from onnxfq.remedies.mixed_precision import PROTECT, keep_target
+from onnxfq.remedies.rotate import ROTATE
 from onnxfq.remedies.rounding_search import ROUNDING
 from onnxfq.remedies.sample_search import SAMPLES
 from onnxfq.remedies.widen_activations import WIDEN
@@ -21,6 +22,7 @@ from onnxfq.remedies.widen_sums import WIDEN_SUMS
 REMEDIES: tuple[Remedy, ...] = (
     SAMPLES,
     EQUALIZE,
+    ROTATE,
     CALIBRATOR,
     CENTER,
     ROUNDING,
@@ -29,7 +31,7 @@ REMEDIES: tuple[Remedy, ...] = (
     WIDEN,
     PROTECT,
 )
-"""The first five cost nothing at run time, smoothing costs no layer, wide formats and layers in float do."""
+"""The first six cost nothing at run time, smoothing costs no layer, wide formats and layers in float do."""
 
 
 def finish(judge: Judge, candidate: Candidate) -> tuple[Candidate, list[Trial]]:

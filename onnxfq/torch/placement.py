@@ -93,8 +93,10 @@ def refuse_rewrites(recipe: Recipe) -> None:
     found = {
         "leaves small shapes in float, but a module has no shapes before it runs; remove small_shapes and "
         "name layers to keep in float": recipe.small_shapes == "float",
-        "equalizes or smooths channels, which rewrites ONNX models only; set smooth: none and equalize: "
-        "depthwise or none, or quantize the exported model": any(recipe.channel_methods[:2]),
+        "equalizes, smooths or rotates channels, which rewrites ONNX models only; set smooth: none, rotate: "
+        "none and equalize: depthwise or none, or quantize the exported model": (
+            any(recipe.channel_methods[:2]) or recipe.rotate != "none"
+        ),
         "corrects biases, which quantize does for ONNX models only; set bias_correction: none, or quantize "
         "the exported model": recipe.bias_correction != "none",
     }

@@ -778,7 +778,7 @@ def test_rewrites_of_onnx_models_are_named(depthwise):
         ["1.conv2d_input"],
     )
     assert all("rounding gptq is for ONNX models" in p.why for p in plan.weights)
-    for field in ("smooth", "bias_correction"):
+    for field in ("smooth", "rotate", "bias_correction"):
         with pytest.raises(RecipeError, match=rf"{field}: none.* or quantize the exported"):
             quantize_module(network("residual_cnn"), Recipe.model_validate(base | {field: "auto"}))
 

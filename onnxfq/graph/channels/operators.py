@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,18 +85,31 @@ Rule = Callable[[onnx.NodeProto, dict[str, Any], Context], Ids | None]
 """Reads a node: ties and folds, and returns the variables of its first output; None passes no factors on."""
 
 
-def read_node(node: onnx.NodeProto, context: Context) -> None:
-    """Apply the rule of `node`; without one, or if it refuses, fix its inputs to the factor 1."""
+def read_node(
+    node: onnx.NodeProto,
+    context: Context,
+    rules: Mapping[str, Callable[..., Ids | None]] | None = None,
+    what: str = "factors of channels",
+) -> None:
+    """Apply the rule of `node`; without one, or if it refuses, fix its inputs to the factor 1.
+
+    Args:
+        node: of the graph, all nodes before it read.
+        context: the variables so far.
+        rules: by op type, behind its domain if that is not ONNX's; None for RULES.
+        what: a rule passes on, in words.
+    """
     if node.op_type in SIZES:
         return
-    rule = RULES.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
+    kind = node.op_type if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"
+    rule = (RULES if rules is None else rules).get(kind)
     attrs = attributes_of(node)
     known = all(context.index.shape(name) is not None for name in (*node.input, *node.output) if name)
     ids = rule(node, attrs, context) if rule is not None and known else None
     if ids is not None:
         context.ids[node.output[0]] = ids
     else:
-        why = f"{node.op_type} {node.name!r} does not pass factors of channels on"
+        why = f"{node.op_type} {node.name!r} does not pass {what} on"
         for name in filter(None, node.input):
             context.ties.fix(context.of(name), why)
 
@@ -235,7 +248,7 @@ def _gather(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Id
 
 def _expand(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     ids, rank = context.of(node.input[0]), context.rank(node.output[0])
-    return _align(ids, rank) if rank >= ids.ndim else None
+    return align(ids, rank) if rank >= ids.ndim else None
 
 
 def _depth_to_space(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
@@ -255,12 +268,12 @@ def _add(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids |
     rank = context.rank(node.output[0])
     if not terms:
         return None
-    ids = [_align(context.of(name), rank) for name in terms]
+    ids = [align(context.of(name), rank) for name in terms]
     for other in ids[1:]:
         context.ties.tie(ids[0], other)
     whole = np.broadcast_arrays(*ids)[0] if len(ids) > 1 else ids[0]
     for name in node.input:
-        if name in context.index.constants and not _fold_elements(node, name, whole, context):
+        if name in context.index.constants and not fold_elements(node, name, whole, context):
             return None
     return whole
 
@@ -274,7 +287,7 @@ def _mul(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids |
     if constants:
         (data,) = (name for name in node.input if name not in constants)
         return _mul_constant(node, data, constants[0], context)
-    one, other = (_align(context.of(name), rank) for name in node.input)
+    one, other = (align(context.of(name), rank) for name in node.input)
     if node.op_type == "Mul" and context.ties.is_fixed(one):
         one, other = other, one
     context.ties.fix(other, f"{node.op_type} {node.name!r} multiplies two tensors, and one of them keeps 1")
@@ -315,7 +328,8 @@ def _summed_axis(tensor: str, rank: int, context: Context) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _align(ids: Ids, rank: int) -> Ids:
+def align(ids: NDArray[Any], rank: int) -> NDArray[Any]:
+    """Return an array with axes of size 1 in front, up to `rank`."""
     return ids.reshape((1,) * (rank - ids.ndim) + ids.shape)
 
 
@@ -324,7 +338,7 @@ def _trim(ids: Ids, values: NDArray[Any]) -> Ids:
     return ids.reshape(ids.shape[ids.ndim - values.ndim :])
 
 
-def _fold_elements(node: onnx.NodeProto, constant: str, plus: Ids, context: Context) -> bool:
+def fold_elements(node: onnx.NodeProto, constant: str, plus: Ids, context: Context) -> bool:
     """Fold factors into a constant that is added element by element."""
     values = context.index.array(constant)
     if values is None:
@@ -338,7 +352,7 @@ def _fold_elements(node: onnx.NodeProto, constant: str, plus: Ids, context: Cont
     )
     if not fits or not context.is_weight(constant):
         return False
-    taken = _trim(_align(plus, max(plus.ndim, values.ndim)), values)
+    taken = _trim(align(plus, max(plus.ndim, values.ndim)), values)
     none = np.full((1,) * values.ndim, FIXED, np.int64)
     context.folds.append(Fold(constant, node.name, node.op_type, taken, none))
     return True
@@ -346,7 +360,7 @@ def _fold_elements(node: onnx.NodeProto, constant: str, plus: Ids, context: Cont
 
 def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Read a product with a constant weight: channels of input and output have separate factors."""
-    data, (weight, turned) = node.input[0], _weight(node.input[1], context)
+    data, (weight, turned) = node.input[0], find_weight(node.input[1], context)
     if weight not in context.index.constants:
         return _matmul(node, context) if node.op_type == "MatMul" else None
     rank, dims = context.rank(data), tuple(context.index.constants[weight].dims)
@@ -380,7 +394,7 @@ def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Id
     return made.reshape([-1 if place == axis else 1 for place in range(rank)])
 
 
-def _weight(tensor: str, context: Context) -> tuple[str, bool]:
+def find_weight(tensor: str, context: Context) -> tuple[str, bool]:
     """Return the constant behind `tensor`, and whether it is read through a Transpose of its two axes."""
     maker = context.index.makers.get(tensor)
     if maker is None or maker.op_type != "Transpose" or maker.input[0] not in context.index.constants:
@@ -435,7 +449,7 @@ def _matmul(node: onnx.NodeProto, context: Context) -> Ids | None:
     if other.ndim < 2 or other.shape[-2] != 1 or rank < other.ndim:
         return None
     context.ties.fix(one, f"MatMul {node.name!r} sums over its channels")
-    return _align(other, rank)
+    return align(other, rank)
 
 
 def _normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
