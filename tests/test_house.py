@@ -165,21 +165,21 @@ ROOM_LINES: dict[str, int] = {
     "data": 1768,  # a name for drawn inputs; targets fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1518,  # figures of drawn inputs; targets fell
-    "execution": 1193,  # drawn inputs: pictures, sound, statistics; targets fell
-    "graph": 4487,  # sums of a product and its bias, makers of numbered tensors; passes fell
+    "execution": 1208,  # sessions and runs that stages share, forms built when they are read; no room fell
+    "graph": 4484,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1204,  # caches by genai_config.json; no room fell
-    "judging": 1245,  # losses above chance, samples by their cost; remedies fell
+    "judging": 1247,  # sessions and runs that stages share, forms built when they are read; no room fell
     "layers": 939,  # groups that nothing reads have names; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1105,  # mixes of least noise for every cost; remedies fell
     "passes": 1640,  # a product of any rank and its bias as Gemm; targets fell
     "placement": 1633,  # runs of any length, a price of computed weights; no room fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
-    "quantizing": 360,  # the words for drawn inputs; targets fell
-    "remedies": 1670,  # drawn inputs in metadata, and not ranked; targets fell
+    "quantizing": 359,  # the words for drawn inputs; targets fell
+    "remedies": 1680,  # sessions and runs that stages share, forms built when they are read; no room fell
     "report": 1242,  # drawn inputs are told; targets fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1881,  # sessions of drawn inputs; targets fell
+    "stages": 1908,  # sessions and runs that stages share, forms built when they are read; no room fell
     "support": 1325,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6473,  # kept promises: products behind a Concat, shared turned weights; no room fell
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
