@@ -167,7 +167,7 @@ def finish_forms(judge: Judge, candidate: Candidate, forms: Forms, clock: Clock)
     complete = candidate.with_all_samples(judge.options, can_round_again(candidate, judge))
     if complete is not candidate:
         forms = replace(forms, models=Models(complete, judge.options, clock))
-    lacking = explain_unsupported(forms.models.qdq)
+    lacking = explain_unsupported(forms.models.cast.comparable)
     if lacking and candidate.session.feeds is not None:
         notes = (*evaluation.notes, f"Q/DQ model not run: {lacking}")
         forms = replace(forms, evaluation=evaluation.model_copy(update={"notes": notes}))

@@ -60,7 +60,7 @@ def quantize(samples: int, recipe: str) -> onnxfq.QuantizeResult:
 
 # observe: the optimised graph is written, the observed one runs all passes, and rows of a batch are compared.
 # insert: the float model, for the parts of its outputs; evaluate: the simulation, and behind the first 8
-# samples the float model again. The folds of few samples share a session to observe, and have one each to run.
+# samples the float model again. The folds of few samples share a session to observe, and run in one each.
 # Graphs: insert reads one to simulate and one to write, plan one to prepare the model and one to plan.
 COMMON = {"plan: graphs": 2, "observe: graphs": 1, "observe: sessions": 3, "evaluate: sessions": 1}
 OPENED = {
