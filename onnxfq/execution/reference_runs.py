@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import cached_property
+from itertools import chain
 from threading import Event
 
 import onnx
@@ -17,7 +18,7 @@ from onnxfq.graph.external.sizes import ONE_PIECE
 from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.graph.signature import output_names
 from onnxfq.runtime.device_choice import choose_device
-from onnxfq.runtime.parallel_runs import count_cores
+from onnxfq.runtime.parallel_runs import ParallelRuns, count_cores
 
 KEPT_BYTES = 64 << 20
 """Most bytes of outputs that are kept."""
@@ -42,6 +43,7 @@ class ReferenceRuns:
         self._stopped = Event()
         self._pool: ThreadPoolExecutor | None = None
         self._filled: Future[None] | None = None
+        self._runs: ParallelRuns[Feed, Outputs] | None = None
 
     def __enter__(self) -> ReferenceRuns:
         """Return the runs."""
@@ -54,6 +56,7 @@ class ReferenceRuns:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = self._filled = None
         self._kept, self._room = {}, 0
+        self._close()
 
     @cached_property
     def _is_apart(self) -> bool:
@@ -73,34 +76,48 @@ class ReferenceRuns:
             self._pool = ThreadPoolExecutor(1)
             self._filled = self._pool.submit(self._fill, first)
 
-    def over(self, feeds: Sequence[Feed]) -> Iterator[Outputs] | None:
-        """Return the outputs on all of `feeds`; None if the model has to run when it is compared."""
+    def over(self, feeds: Sequence[Feed], more: bool = False) -> Iterator[Outputs] | None:
+        """Return the outputs on all of `feeds`; None if the model has to run when it is compared.
+
+        With `more` the session stays open for other feeds.
+        """
         if self._is_apart:
             return None
         if self._filled is not None:
             self._filled.result()
-        return self._run(feeds)
+        return self._run(feeds, more)
 
     def _fill(self, feeds: Sequence[Feed]) -> None:
-        with closing(self._run(feeds)) as runs:
-            for _ in runs:
-                if self._stopped.is_set():
-                    break
+        for _ in self._run(feeds, more=True):
+            if self._stopped.is_set():
+                break
 
-    def _run(self, feeds: Sequence[Feed]) -> Generator[Outputs, None, None]:
+    def _run(self, feeds: Sequence[Feed], more: bool) -> Iterator[Outputs]:
         known = dict(self._kept)
         missing = [feed for feed in feeds if id(feed) not in known]
-        with closing(run_sides([self.side], missing, self._threads, "cpu", LEAST_FEEDS)) as runs:
+        self._runs = runs = self._runs or self.side.open_runs(self._threads)
+        # Nothing runs ahead of a part: a comparison may end behind it.
+        parts = (missing[at : at + LEAST_FEEDS] for at in range(0, len(missing), LEAST_FEEDS))
+        made = chain.from_iterable(map(runs.run, parts))
+        try:
             for feed in feeds:
                 if id(feed) in known:
                     yield known[id(feed)][1]
                     continue
-                (outputs,) = next(runs)
+                outputs = next(made)
                 size = _count_bytes(outputs)
                 if size <= self._room:
                     self._room -= size
                     self._kept[id(feed)] = feed, outputs
                 yield outputs
+        finally:
+            if not more:  # weights in a session are not held while remedies are tried
+                self._close()
+
+    def _close(self) -> None:
+        if self._runs is not None:
+            self._runs.close()
+        self._runs = None
 
 
 def keep_outputs(

@@ -124,7 +124,7 @@ class QuantizeSession:
         feeds = self.kept[:LEAST_FEEDS]
         if self.columns is not None or not feeds or not list_open(self.judged):
             return self
-        outputs = None if self.floats is None else self.floats.over(feeds)
+        outputs = None if self.floats is None else self.floats.over(feeds, more=True)
         if outputs is None:
             with weights_stored_in(self.scratch):
                 kept = keep_outputs(self.compared, self.judged, feeds, options.threads, options.device)

@@ -59,14 +59,15 @@ def quantize(samples: int, recipe: str) -> onnxfq.QuantizeResult:
 
 
 # observe: the optimised graph is written, the observed one runs all passes, and rows of a batch are compared.
-# insert: the float model, for the parts of its outputs; evaluate: the simulation, and behind the first 8
-# samples the float model again. The folds of few samples share a session to observe, and run in one each.
+# insert: the float model, for the parts of its outputs; it runs on in evaluate. evaluate: the simulation, and
+# with more than 16 samples the float model for the sizes of its tensors. The folds of few samples share a
+# session to observe, and run in one each.
 # Graphs: insert reads one to simulate and one to write, plan one to prepare the model and one to plan.
 COMMON = {"plan: graphs": 2, "observe: graphs": 1, "observe: sessions": 3, "evaluate: sessions": 1}
 OPENED = {
     3: COMMON | {"insert: graphs": 2, "insert: sessions": 1, "remedies: graphs": 4, "remedies: sessions": 5},
     12: COMMON | {"insert: graphs": 2, "insert: sessions": 1},
-    80: COMMON | {"insert: graphs": 2, "insert: sessions": 1, "evaluate: sessions": 3},
+    80: COMMON | {"insert: graphs": 2, "insert: sessions": 1, "evaluate: sessions": 2},
 }
 
 

@@ -54,7 +54,8 @@ class Density:
         density = np.where(narrow, 0.0, self.counts) / np.where(narrow, 1.0, width)
         ends = np.concatenate([self.high[~narrow], self.low[~narrow]])
         knots, place = np.unique(ends, return_inverse=True)
-        weights = np.bincount(place, np.concatenate([density[~narrow], -density[~narrow]]), knots.size)
+        density = density[~narrow]
+        weights = np.bincount(place, np.concatenate([density, -density]), knots.size).astype(np.float64)
         return knots, weights, (self.low[narrow] + self.high[narrow]) / 2.0, self.counts[narrow]
 
     @property
