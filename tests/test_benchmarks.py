@@ -66,6 +66,15 @@ def test_what_lies_behind_a_choice_is_measured(
     assert 30 < printed < true + 2 and true > float(row["nearest: true"]) - 1 and row["same"].endswith("%")
 
 
+@pytest.mark.parametrize("shape", ["chain", "readers"])
+def test_growth_is_linear(shape: str, script: Callable[[str], Any]) -> None:
+    """Twice the nodes take twice the calls of functions, and no session more, however tensors are read."""
+    scale = script("scale")
+    _, small, large = (scale.measure(scale.SHAPES[shape](nodes)) for nodes in (100, 100, 400))
+    assert scale.find_power(small, large, "calls") < 1.05
+    assert small.sessions == large.sessions
+
+
 def test_drift_is_measured(script: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way gives a row; the recurrent product in float is better along the other recording."""
     streams = script("streams")

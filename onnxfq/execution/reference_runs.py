@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import cached_property
 from itertools import chain
 from threading import Event
 
@@ -13,11 +14,11 @@ import onnx
 from onnxfq.choices import DeviceChoice
 from onnxfq.data import Feed
 from onnxfq.execution.sides import LEAST_FEEDS, Outputs, Side, run_sides
-from onnxfq.graph.external.sizes import ONE_PIECE, weight_bytes
+from onnxfq.graph.external.sizes import ONE_PIECE
 from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.graph.signature import output_names
 from onnxfq.runtime.device_choice import choose_device
-from onnxfq.runtime.parallel_runs import count_cores
+from onnxfq.runtime.parallel_runs import ParallelRuns, count_cores
 
 KEPT_BYTES = 64 << 20
 """Most bytes of outputs that are kept."""
@@ -26,21 +27,23 @@ KEPT_BYTES = 64 << 20
 class ReferenceRuns:
     """Runs of a float model on feeds that several quantized models are compared on.
 
-    The first LEAST_FEEDS outputs are kept. They are computed in the background, while the main thread
-    calibrates and inserts, which takes one core. Models that are compared on a GPU or one at a time, models
-    that feed state back, and models with large outputs run when they are compared.
+    Each feed runs once, as far as its outputs can be kept. The first LEAST_FEEDS run in the background, while
+    the main thread calibrates and inserts, which takes one core. Models that are compared on a GPU or one at
+    a time, and models that feed state back, run when they are compared.
     """
 
     def __init__(
         self, reference: onnx.ModelProto, judged: JudgedTensors, threads: int, device: DeviceChoice
     ) -> None:
         """Store the float model and what judges it; nothing runs yet."""
-        self._side, self._judged = _fetch_all(reference, judged), judged
-        self._threads, self._device = threads, device
-        self._feeds: list[Feed] = []
+        self.side = _fetch_all(reference, judged)
+        self._states, self._threads, self._device = judged.states, threads, device
+        self._kept: dict[int, tuple[Feed, Outputs]] = {}  # by id of the feed, which is held
+        self._room = KEPT_BYTES
         self._stopped = Event()
         self._pool: ThreadPoolExecutor | None = None
-        self._outputs: Future[list[Outputs]] | None = None
+        self._filled: Future[None] | None = None
+        self._runs: ParallelRuns[Feed, Outputs] | None = None
 
     def __enter__(self) -> ReferenceRuns:
         """Return the runs."""
@@ -48,37 +51,73 @@ class ReferenceRuns:
 
     def __exit__(self, *exception: object) -> None:
         """Wait for the run in progress, and drop the rest."""
-        self._stop()
-
-    def start(self, feeds: Sequence[Feed]) -> None:
-        """Begin to run the first of `feeds`, unless they run already or cannot in the background."""
-        first = list(feeds[:LEAST_FEEDS])
-        if not first or not self._side.fetches or _is_same(first, self._feeds):
-            return
-        alone = (self._threads or count_cores()) < 2 or choose_device(self._device) != "cpu"
-        if alone or weight_bytes(self._side.proto) > ONE_PIECE:
-            return
-        self._stop()
-        self._stopped.clear()
-        self._feeds, self._pool = first, ThreadPoolExecutor(1)
-        self._outputs = self._pool.submit(
-            keep_outputs, self._side.proto, self._judged, first, self._threads, "cpu", self._stopped.is_set
-        )
-
-    def over(self, feeds: Sequence[Feed]) -> Iterator[Outputs] | None:
-        """Return the outputs on all of `feeds`; None if none were kept."""
-        count = len(self._feeds)
-        if self._outputs is None or not _is_same(feeds[:count], self._feeds):
-            return None
-        kept, rest = self._outputs.result(), feeds[count:]
-        more = run_sides([self._side], rest, self._threads, "cpu") if rest else ()
-        return chain(kept, (outputs for (outputs,) in more)) if kept else None
-
-    def _stop(self) -> None:
         self._stopped.set()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool = self._outputs = None
+        self._pool = self._filled = None
+        self._kept, self._room = {}, 0
+        self._close()
+
+    @cached_property
+    def _is_apart(self) -> bool:
+        """Whether the model has to run when it is compared."""
+        is_whole = self.side.bytes <= ONE_PIECE and bool(self.side.fetches)
+        return not is_whole or bool(self._states) or choose_device(self._device) != "cpu"
+
+    def serves(self, reference: onnx.ModelProto, judged: JudgedTensors) -> bool:
+        """Tell whether the runs are of this model, and give what `judged` compares."""
+        return self.side.proto is reference and self.side.fetches == _fetch_all(reference, judged).fetches
+
+    def start(self, feeds: Sequence[Feed]) -> None:
+        """Begin to run the first of `feeds`, unless it was begun before or cannot be in the background."""
+        first = list(feeds[:LEAST_FEEDS])
+        alone = (self._threads or count_cores()) < 2 or self._is_apart
+        if first and not alone and self._pool is None:
+            self._pool = ThreadPoolExecutor(1)
+            self._filled = self._pool.submit(self._fill, first)
+
+    def over(self, feeds: Sequence[Feed], more: bool = False) -> Iterator[Outputs] | None:
+        """Return the outputs on all of `feeds`; None if the model has to run when it is compared.
+
+        With `more` the session stays open for other feeds.
+        """
+        if self._is_apart:
+            return None
+        if self._filled is not None:
+            self._filled.result()
+        return self._run(feeds, more)
+
+    def _fill(self, feeds: Sequence[Feed]) -> None:
+        for _ in self._run(feeds, more=True):
+            if self._stopped.is_set():
+                break
+
+    def _run(self, feeds: Sequence[Feed], more: bool) -> Iterator[Outputs]:
+        known = dict(self._kept)
+        missing = [feed for feed in feeds if id(feed) not in known]
+        self._runs = runs = self._runs or self.side.open_runs(self._threads)
+        # Nothing runs ahead of a part: a comparison may end behind it.
+        parts = (missing[at : at + LEAST_FEEDS] for at in range(0, len(missing), LEAST_FEEDS))
+        made = chain.from_iterable(map(runs.run, parts))
+        try:
+            for feed in feeds:
+                if id(feed) in known:
+                    yield known[id(feed)][1]
+                    continue
+                outputs = next(made)
+                size = _count_bytes(outputs)
+                if size <= self._room:
+                    self._room -= size
+                    self._kept[id(feed)] = feed, outputs
+                yield outputs
+        finally:
+            if not more:  # weights in a session are not held while remedies are tried
+                self._close()
+
+    def _close(self) -> None:
+        if self._runs is not None:
+            self._runs.close()
+        self._runs = None
 
 
 def keep_outputs(
@@ -87,11 +126,10 @@ def keep_outputs(
     feeds: Sequence[Feed],
     threads: int,
     device: DeviceChoice,
-    stopped: Callable[[], bool] = lambda: False,
 ) -> list[Outputs]:
     """Return the outputs of a float model, and the inner tensors of `judged`.
 
-    [] if they are too large, and once `stopped`. A model that feeds state back runs when it is compared.
+    [] if they are too large. A model that feeds state back runs when it is compared.
     """
     side = _fetch_all(reference, judged)
     kept: list[Outputs] = []
@@ -99,8 +137,7 @@ def keep_outputs(
         return kept
     with closing(run_sides([side], feeds, threads, device)) as runs:
         for (outputs,) in runs:
-            size = sum(getattr(array, "nbytes", 0) for array in outputs)
-            if stopped() or size * len(feeds) > KEPT_BYTES:
+            if _count_bytes(outputs) * len(feeds) > KEPT_BYTES:
                 return []
             kept.append(outputs)
     return kept
@@ -111,7 +148,7 @@ def keep_stream_outputs(
 ) -> None:
     """Go through the outputs of a float model on `samples` of a stream; keep them if they are not large."""
     for sample, found in zip(samples, outputs, strict=True):
-        if sum(getattr(array, "nbytes", 0) for array in found) * len(samples) <= KEPT_BYTES:
+        if _count_bytes(found) * len(samples) <= KEPT_BYTES:
             into[id(sample)] = sample, found
 
 
@@ -121,5 +158,5 @@ def _fetch_all(reference: onnx.ModelProto, judged: JudgedTensors) -> Side:
     return Side(reference, [*outputs, *inner], exact=False)
 
 
-def _is_same(some: Sequence[Feed], others: Sequence[Feed]) -> bool:
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
+def _count_bytes(outputs: Outputs) -> int:
+    return sum(getattr(array, "nbytes", 0) for array in outputs)

@@ -90,6 +90,19 @@ class Side:
             return open_session(proto)
         return open_in_segments(proto, open_session, self.fetches, given=self.again or ())
 
+    def open_runs(self, threads: int) -> ParallelRuns[Feed, Outputs]:
+        """Return runs on a CPU, whose session stays open from one pass to the next; close them."""
+
+        def open_session(count: int) -> Callable[[Feed], Outputs]:
+            session = self.session(count, "cpu")
+            return lambda feed: session.run(feed, self.fetches)
+
+        return ParallelRuns(open_session, threads, DEFAULT_MEMORY // 2, self.count_alive)
+
+    def count_alive(self, feed: Feed) -> int | None:
+        """Return the most bytes of tensors that a run on `feed` holds at a time; None if that is unknown."""
+        return most_alive(self.proto.graph, {name: array.shape for name, array in feed.items()})
+
 
 Results = list[Outputs]
 """Outputs on one feed by side."""
@@ -154,11 +167,9 @@ def run_sides(
             yield results
             yield from map(run, source)
             return
-    graph = sides[0].proto.graph
 
     def needed(numbered: tuple[int, Feed]) -> int | None:
-        feed = numbered[1]
-        alive = most_alive(graph, {name: array.shape for name, array in feed.items()})
+        alive = sides[0].count_alive(numbered[1])
         return None if alive is None else alive * len(sides)
 
     def open_runs(chosen: Sequence[Side]) -> closing[ParallelRuns[tuple[int, Feed], Results]]:

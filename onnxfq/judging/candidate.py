@@ -18,7 +18,6 @@ from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError
-from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.model import Model
 from onnxfq.interchange import ExternalEncodingsFile
 from onnxfq.layers.quantizer_toggles import QuantizerToggles
@@ -222,7 +221,6 @@ def build_candidate(
     options: QuantizeOptions,
     equalization: Equalization | None = None,
     clock: Clock | None = None,
-    runs: ReferenceRuns | None = None,
     gathered: GatheredStatistics | None = None,
 ) -> Candidate:
     """Plan, observe, calibrate, and round the weights for which the recipe names a method.
@@ -234,7 +232,6 @@ def build_candidate(
         options: threads, device and progress.
         equalization: what was done to the channels of the model.
         clock: of the stages.
-        runs: of the float model, which begin in the background once samples are kept.
         gathered: statistics of the activations of its plan from a pass for several recipes.
 
     Raises PlanError for activations without a source, DataError for a cluster that has nothing to share, and
@@ -256,8 +253,8 @@ def build_candidate(
         session, planned.unknown, sources.statistics, options, options.ray
     )
     clock.lap("observe")
-    if runs is not None:
-        runs.start(session.kept)
+    if session.floats is not None:  # in the background, next to the stages that take one core
+        session.floats.start(session.kept)
     weights = None
     if planned.matched is None:
         weights = encode_weights(
@@ -269,5 +266,5 @@ def build_candidate(
         session, candidate.plan, candidate.encodings, options, sources.load_moments(), options.ray
     )
     clock.lap("round")
-    session = session.with_columns(runs, options)
+    session = session.with_columns(options)
     return replace(candidate.rounded(rounding), session=session, equalization=equalization)

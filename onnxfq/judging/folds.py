@@ -27,7 +27,7 @@ from onnxfq.judging.samples import REPORTED
 from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.stages.evaluate import number_samples
 from onnxfq.stages.limits import with_limits
-from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observe import Observation
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.target import Opener
 
@@ -143,7 +143,8 @@ class Folds:
             parts = self._parts
             few = (feeds.again(part, with_unseen=True) for part in parts)
             others = few if self.is_few else [*parts[1:], parts[0]]
-            found = [collect_statistics(model, plan, rest, self.options.observing) for rest in others]
+            with Observation(model, plan, self.options.observing) as observation:
+                found = [observation.collect(rest) for rest in others]
             known = self._observed = (id(model), id(feeds)), wanted, found
         return [candidate.with_statistics(statistics).simulate() for statistics in known[2]]
 

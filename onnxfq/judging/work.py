@@ -184,11 +184,13 @@ def limit_samples(candidate: Candidate, samples: Sequence[Feed]) -> Sequence[Fee
     return samples[: max(REPORTED, Work.of(candidate).proving)]
 
 
-def least_samples(candidate: Candidate) -> int:
-    """Return how many samples are compared, though their interval is narrow: the tail of few is not seen.
+def least_samples(candidate: Candidate, samples: Sequence[Feed]) -> int:
+    """Return how many of `samples` are compared, though the interval is narrow: the tail of few is not seen.
 
     A comparison that ended at the first narrow interval would miss the samples with most of the noise.
     """
+    if len(samples) <= FEWEST_UNSEEN:  # all of them, whatever they cost
+        return FEWEST_UNSEEN
     return min(REPORTED, max(FEWEST_UNSEEN, Work.of(candidate).proving))
 
 

@@ -26,7 +26,7 @@ from onnxfq.quantizing.result import QuantizeResult as QuantizeResult
 from onnxfq.quantizing.result import RecipeOutcome as RecipeOutcome
 from onnxfq.quantizing.shared_observation import SharedSession, open_shared
 from onnxfq.remedies.equalize_search import equalize_named
-from onnxfq.remedies.forms import Forms, build_forms, describe_forms
+from onnxfq.remedies.forms import Forms, compare_models, describe_forms
 from onnxfq.remedies.registry import REMEDIES, finish
 from onnxfq.remedies.runtime_cure import finish_proven
 from onnxfq.stages.inputs import embed_weights, load_written_recipe, open_inputs
@@ -118,16 +118,16 @@ def _run_stages(
     chosen, session = shared.recipe, shared.session
     release_of(options.runtime).check_opset(session.model.opset, f"{session.model.source} is at")
     with ReferenceRuns(session.compared, session.judged, options.threads, options.device) as runs:
-        session, equalization = equalize_named(session, chosen, sources, options)
+        session, equalization = equalize_named(replace(session, floats=runs), chosen, sources, options)
         if equalization is not None:
             clock.lap("equalize")
-        start = build_candidate(session, chosen, sources, options, equalization, clock, runs, shared.gathered)
-        forms = build_forms(start, options, clock, runs)
+        start = build_candidate(session, chosen, sources, options, equalization, clock, shared.gathered)
+        forms = compare_models(start, options, clock, early=accuracy.repair is not None or accuracy.is_target)
         judge = Judge.of(start, options, sources, forms.evaluation, accuracy)
         candidate, trials = improve(judge, start, REMEDIES, finish)
         clock.lap("remedies")
-        candidate, forms, trials = finish_proven(judge, candidate, forms, trials, clock, runs)
-    write_model(forms.qdq, output, candidate.session.kept, options.threads)
+        candidate, forms, trials = finish_proven(judge, candidate, forms, trials, clock)
+    write_model(forms.models.qdq, output, candidate.session.kept, options.threads)
     clock.lap("write")
     return _join_result(candidate, forms, trials, judge, clock)
 
@@ -171,11 +171,11 @@ def _join_result(
         recipe=candidate.recipe,
         plan=candidate.plan,
         statistics=candidate.statistics.whole,
-        encodings=forms.encodings,
-        qdq=embed_weights(session.model, forms.qdq),
-        staged_simulation=forms.simulation,
+        encodings=forms.models.encodings,
+        qdq=embed_weights(session.model, forms.models.qdq),
+        models=forms.models,
         evaluation=forms.evaluation,
-        floats=forms.floats,
+        floats=forms.models.cast.floats,
         scratch=session.scratch,
         matched=candidate.planned.matched,
         seconds=clock.seconds,

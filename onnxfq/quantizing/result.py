@@ -27,6 +27,7 @@ from onnxfq.graph.model import Model
 from onnxfq.interchange.apply import MatchedEncodings
 from onnxfq.judging.candidate import Candidate
 from onnxfq.layers.round_weights import Rounding
+from onnxfq.remedies.forms import Models
 from onnxfq.stages.inputs import embed_weights
 
 
@@ -40,7 +41,7 @@ class QuantizeResult:
     Attributes:
         staged: the normalised float model as the stages had it: weights of over 16 MB are in files.
         qdq: the model with Q/DQ pairs in the form of its target, or FakeQuantize nodes for simulation.
-        staged_simulation: the model with FakeQuantize nodes, likewise.
+        models: builds the model with FakeQuantize nodes when it is first read.
         evaluation: against the float model, on unseen samples (all kept ones if they are few), until the SQNR
             is stable. Of forms with the same bits only the simulation runs; `RunOptions.exact` runs both.
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
@@ -57,7 +58,7 @@ class QuantizeResult:
     statistics: Statistics
     encodings: Encodings
     qdq: onnx.ModelProto
-    staged_simulation: onnx.ModelProto
+    models: Models
     evaluation: Evaluation
     floats: FloatPlan | None = None
     matched: MatchedEncodings | None = None
@@ -110,7 +111,7 @@ class QuantizeResult:
     @cached_property
     def simulation(self) -> onnx.ModelProto:
         """The model with FakeQuantize nodes. Raises ModelError if the file of the float model has changed."""
-        return embed_weights(self.staged, self.staged_simulation)
+        return embed_weights(self.staged, self.models.simulation)
 
     def _facts(self) -> dict[str, str]:
         """Return the verdict in a few words by name."""

@@ -24,7 +24,7 @@ from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge, Proposal
 from onnxfq.layers.quantizer_toggles import first_feeds
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.remedies.forms import Forms, build_forms
+from onnxfq.remedies.forms import Forms, Models
 from onnxfq.remedies.mixes import Mixes, apply, with_remedy
 from onnxfq.remedies.sensitivity import rank_groups
 from onnxfq.support.clock import Clock
@@ -41,7 +41,7 @@ def fit_size(candidate: Candidate, judge: Judge, target: AccuracyTarget) -> Prop
     """
 
     def measure(one: Candidate) -> float:
-        return _count_bits(one, target, lambda: build_forms(one, judge.options, Clock()).qdq)
+        return _count_bits(one, target, lambda: Models(one, judge.options, Clock()).qdq)
 
     sizes, used = _weight_sizes(candidate, judge.options.floats.name), measure(candidate)
     total = sum(size.elements for size in sizes.values())
@@ -92,7 +92,7 @@ def answer_promise(
     size, target = None, judge.accuracy
     if target is not None and target.fits_size:
         total = sum(size.elements for size in _weight_sizes(candidate).values())
-        size = _answer(target, _count_bits(candidate, target, lambda: forms.qdq), total)
+        size = _answer(target, _count_bits(candidate, target, lambda: forms.models.qdq), total)
         if size.value > size.allowed:
             raise RecipeError(
                 f"recipe {candidate.recipe.name} with the operators in float that its runtime needs so gives "

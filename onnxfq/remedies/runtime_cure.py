@@ -14,7 +14,6 @@ from onnxfq.documents.override import Override
 from onnxfq.documents.proof import Proof, name_figure
 from onnxfq.documents.trial import Trial
 from onnxfq.errors import ModelError, OnnxfqError
-from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.execution.sides import Outputs
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.node_fields import attributes_of
@@ -23,7 +22,7 @@ from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge
 from onnxfq.judging.written_proof import DIFFERENCE_DB, FIRST, Written, count_kept, prove
 from onnxfq.remedies.fit_size import answer_promise
-from onnxfq.remedies.forms import Forms, build_forms, finish_forms
+from onnxfq.remedies.forms import Forms, Models, finish_forms
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
 from onnxfq.support.progress import announce
@@ -45,7 +44,6 @@ def finish_proven(
     forms: Forms,
     trials: Sequence[Trial],
     clock: Clock,
-    runs: ReferenceRuns,
 ) -> tuple[Candidate, Forms, tuple[Trial, ...]]:
     """Return what `finish_forms` returns, proven in the runtime of its target, and the trials with answers.
 
@@ -53,40 +51,39 @@ def finish_proven(
     not cure. Raises RecipeError if the file is then larger than promised.
     """
     announce("prove")
-    done, made = finish_forms(judge, candidate, forms, clock, runs)
-    proof = prove_candidate(judge, done, made, runs)
+    done, made = finish_forms(judge, candidate, forms, clock)
+    proof = prove_candidate(judge, done, made.models, is_last=True)
     if proof.difference:
         cure, told = find_cure(judge, done, proof)
         clock.lap("prove")
         proof = proof.model_copy(update={"difference": proof.difference + told})
         if cure:
             candidate = candidate.with_overrides(cure, judge.sources.encodings, judge.options)
-            done, made = finish_forms(judge, candidate, forms, clock, runs)
-            proof = prove_candidate(judge, done, made, runs)
+            done, made = finish_forms(judge, candidate, forms, clock)
+            proof = prove_candidate(judge, done, made.models, is_last=True)
     kept = [name for one in done.recipe.overrides if one.why == _reason(proof) for name in one.nodes]
     kinds = {node.name: node.op_type for node in done.session.model.proto.graph.node}
     proof = proof.model_copy(update={"kept_float": tuple(f"{kinds[name]} {name!r}" for name in kept)})
     with weights_stored_in(done.session.scratch):
-        proof = count_kept(proof, target_by_name(done.recipe.target), made.qdq)
+        proof = count_kept(proof, target_by_name(done.recipe.target), made.models.qdq)
     clock.lap("prove")
-    warn_zeroed_values(judge.start.session.model, done.plan, done.statistics.whole, made.encodings)
+    warn_zeroed_values(judge.start.session.model, done.plan, done.statistics.whole, made.models.encodings)
     made = replace(made, evaluation=made.evaluation.model_copy(update={"proof": proof}))
     return done, made, answer_promise(judge, trials, done, made)
 
 
-def prove_candidate(
-    judge: Judge, candidate: Candidate, forms: Forms, runs: ReferenceRuns | None = None
-) -> Proof:
-    """Return the proof of the file of a candidate; `runs` has outputs of the float model."""
+def prove_candidate(judge: Judge, candidate: Candidate, models: Models, is_last: bool = False) -> Proof:
+    """Return the proof of the file of a candidate: the last one also as users open it, for many samples."""
     session = candidate.session
 
     def expected() -> Iterator[Outputs] | None:
-        return None if runs is None else runs.over(session.kept)
+        return None if session.floats is None else session.floats.over(session.kept)
 
     target = target_by_name(candidate.recipe.target)
-    many = runs is not None and (candidate.statistics.whole.data.samples or 0) >= OPENED
+    many = is_last and (candidate.statistics.whole.data.samples or 0) >= OPENED
+    simulation = models.qdq if target.values is None else models.simulation  # nothing runs it
     written = Written(
-        forms.qdq, forms.simulation, session.compared, session.kept, session.judged, judge.options.threads
+        models.qdq, simulation, session.compared, session.kept, session.judged, judge.options.threads
     )
     with weights_stored_in(session.scratch):
         return prove(target, written, expected, as_opened=many)
@@ -95,7 +92,7 @@ def prove_candidate(
 def prove_built(judge: Judge, candidate: Candidate) -> Proof:
     """Return the proof of the file that `candidate` would be now, which is built for it once."""
     return candidate.recall(
-        Proof, lambda: prove_candidate(judge, candidate, build_forms(candidate, judge.options, Clock()))
+        Proof, lambda: prove_candidate(judge, candidate, Models(candidate, judge.options, Clock()))
     )
 
 

@@ -9,7 +9,7 @@ from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge
 from onnxfq.judging.task_metric import Run
-from onnxfq.remedies.forms import build_forms
+from onnxfq.remedies.forms import Models
 from onnxfq.support.clock import Clock
 from onnxfq.targets.target import target_by_name
 
@@ -33,7 +33,7 @@ def open_in_runtime(candidate: Candidate, judge: Judge) -> Run | None:
     if target.values is None:
         return None
     with weights_stored_in(candidate.session.scratch):
-        proto = build_forms(candidate, judge.options, Clock()).qdq
+        proto = Models(candidate, judge.options, Clock()).qdq
         try:
             compute = target.values(proto, judge.options.threads)
         except RuntimeLibraryError:

@@ -18,7 +18,7 @@ from onnxfq.errors import DataError, ModelError, OnnxfqError, nearest
 from onnxfq.execution.channel_order import explain_channel_order, find_channels
 from onnxfq.execution.column_parts import find_columns, list_open, with_columns
 from onnxfq.execution.metric_runs import run_metric
-from onnxfq.execution.reference_runs import ReferenceRuns, keep_outputs
+from onnxfq.execution.reference_runs import keep_outputs
 from onnxfq.execution.sides import LEAST_FEEDS, Side
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
@@ -159,47 +159,40 @@ def evaluate(
 def compare_forms(
     inputs: QuantizeSession,
     simulation: onnx.ModelProto,
-    qdq: onnx.ModelProto,
+    qdq: onnx.ModelProto | None,
     options: RunOptions,
     *,
-    twins: bool = False,
-    floats: ReferenceRuns | None = None,
     feeds: Sequence[Feed],
     least: int,
 ) -> Evaluation:
-    """Compare a quantized model with the float model, or note the reason not to.
+    """Compare a quantized model with the float model.
 
-    With options.exact both forms are compared on all feeds, without graph optimisation. Otherwise they are
-    taken until the interval of the SQNR is narrow, and of twins the faster form is compared. With state that
-    is fed back all of them are run.
+    With options.exact they are compared on all feeds, without graph optimisation. Otherwise feeds are taken
+    until the interval of the SQNR is narrow. With state that is fed back all of them are run.
 
     Args:
         inputs: the float model, and the samples that were kept for this.
         simulation: the model with FakeQuantize nodes.
-        qdq: the model with Q/DQ pairs; left out if ONNX Runtime lacks kernels for it.
+        qdq: the model with Q/DQ pairs; left out if ONNX Runtime lacks kernels for it. None compares the
+            simulation alone.
         options: threads, device and progress.
-        twins: whether both forms compute the same bits, as they do unless one has another float type.
-        floats: runs of the float model on these feeds.
         feeds: the samples.
         least: how many of them are compared in any case.
     """
-    lacking = explain_unsupported(qdq)
-    notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
-    # Without a feed nothing is known about a candidate, least of all that it is equal.
-    qdq = with_float_caches(qdq)
-    one_form = lacking or qdq is simulation or (twins and not options.exact)
     switched = None if is_large(simulation) else switch_activations(simulation)
-    candidates = {"simulated": switched or simulation} | ({} if one_form else {"Q/DQ": qdq})
+    candidates = {"simulated": switched or simulation}
+    if qdq is not None and qdq is not simulation and not explain_unsupported(qdq):
+        candidates["Q/DQ"] = with_float_caches(qdq)
+    # Without a feed nothing is known about a candidate, least of all that it is equal.
     found = inputs.score(
         candidates if feeds else {},
         feeds,
         options,
         progress=counting("evaluate", count_runs(feeds)),
         narrow_from=0 if options.exact or inputs.judged.states else least,
-        expected=floats.over(feeds) if candidates and floats is not None else None,
         weights_alone=switched is not None,
     )
-    notes = ["no data to compare with was given"] if inputs.feeds is None else notes
+    notes = ["no data to compare with was given"] if inputs.feeds is None else []
     scores = tuple(number_samples(score, inputs.feeds, feeds) for score in found.candidates)
     return found.model_copy(update={"notes": (*found.notes, *notes), "candidates": scores})
 

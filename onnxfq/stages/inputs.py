@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -68,6 +68,7 @@ class QuantizeSession:
         columns: parts of outputs that their values tell; None before the float model ran on kept samples.
         threads: as the options have them, 0 for one per core.
         is_drawn: whether the data was drawn from a fixed seed.
+        floats: runs of `compared`, which comparisons share; None where each runs it again.
     """
 
     reference: onnx.ModelProto
@@ -80,6 +81,7 @@ class QuantizeSession:
     columns: Mapping[str, tuple[OutputPart, ...]] | None = None
     threads: int = 0
     is_drawn: bool = False
+    floats: ReferenceRuns | None = None
 
     def for_target(self, target: str) -> QuantizeSession:
         """Return the session of the same model and data for another target, which prepares the model.
@@ -117,12 +119,12 @@ class QuantizeSession:
         has_all = inner <= computed_tensors(self.reference)
         return self.reference if has_all else self.model.proto
 
-    def with_columns(self, runs: ReferenceRuns | None, options: RunOptions) -> QuantizeSession:
-        """Return the session with the parts of outputs that the first kept samples tell; `runs` has runs."""
+    def with_columns(self, options: RunOptions) -> QuantizeSession:
+        """Return the session with the parts of outputs that the first kept samples tell."""
         feeds = self.kept[:LEAST_FEEDS]
         if self.columns is not None or not feeds or not list_open(self.judged):
             return self
-        outputs = None if runs is None else runs.over(feeds)
+        outputs = None if self.floats is None else self.floats.over(feeds, more=True)
         if outputs is None:
             with weights_stored_in(self.scratch):
                 kept = keep_outputs(self.compared, self.judged, feeds, options.threads, options.device)
@@ -133,12 +135,14 @@ class QuantizeSession:
     def score(
         self,
         candidates: Mapping[str, onnx.ModelProto],
-        feeds: Iterable[Feed],
+        feeds: Sequence[Feed],
         options: RunOptions,
         **how: Any,
     ) -> Evaluation:
         """Return the scores of quantized forms against the float model; `how` is as for `score_models`."""
-        usual = {"threads": options.threads, "device": options.device, "exact": options.exact}
+        usual: dict[str, Any] = {"threads": options.threads, "device": options.device, "exact": options.exact}
+        if candidates and self.floats is not None and self.floats.serves(self.compared, self.judged):
+            usual["expected"] = self.floats.over(feeds)
         with weights_stored_in(self.scratch):
             found = score_models(self.compared, candidates, feeds, **{**usual, "judged": self.judged, **how})
         return found.model_copy(update={"drawn": self.is_drawn})

@@ -6,11 +6,9 @@ import json
 
 import onnx
 
-from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.scores import FORMAT_KEY
-from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.io.load import MIN_OPSET
 from onnxfq.graph.limits import remove_ends
 from onnxfq.graph.model import Model
@@ -18,7 +16,6 @@ from onnxfq.numerics.float_types import FloatName, find_storage_qtype
 from onnxfq.passes.insert_fake_quantize import Switches, switched_tensors, with_fake_quantize
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.stages.calibrate import Calibrated
-from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.version import VERSION
 
@@ -89,20 +86,6 @@ def insert_fake_quantize(
 def _without_unreached(model: Model, plan: Plan, encodings: Encodings) -> Model:
     """Return `model` as its target prepares it, without the ends of limits that no data passes."""
     return remove_ends(prepare_model(model, plan.target), encodings.unreached)
-
-
-def insert_forms(
-    inputs: QuantizeSession, plan: Plan, encodings: Encodings, floats: FloatOptions
-) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """Return the model with FakeQuantize nodes, and with Q/DQ pairs at an opset that supports `floats`.
-
-    Both are one for a target without pairs.
-    """
-    with weights_stored_in(inputs.scratch):
-        simulation = insert_fake_quantize(inputs.model, plan, encodings)
-        if not target_by_name(plan.target).has_pairs:
-            return simulation, simulation
-        return simulation, insert_qdq(inputs.model, plan, encodings, lowest_opset=floats.min_opset)
 
 
 def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) -> onnx.ModelProto:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -81,50 +81,100 @@ def collect_statistics(
             cluster that fails or has no GPU.
         DeviceMemoryError: for a GPU that was requested by name and lacks memory.
     """
-    options = options or ObserveOptions()
-    plan.check_model(model.sha256)
-    model = prepare_model(model, plan.target)
-    tensors = observed_tensors(model, plan, options)
-    _tell_large(tensors, options)
-    opening: Callable[..., AbstractContextManager[tuple[_Observer, Iterator[Feed]]]]
-    if ray is None:
-        device = choose_device(options.device)
-        waiting, opening = _divide(plan, tensors, device), partial(_open_observer, device)
-    else:
-        waiting, opening = [_with_placements(plan, plan.activations)], partial(_open_spread, ray)
-    skipped = 0 if start is None else start.feeds
-    values: dict[Key, Any] = {}
-    number, done, data = 0, 0, DataDigest()
-    while waiting:
-        part = waiting.pop(0)
-        source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
-        with (
-            opening(model, part, options, source) as (observer, source),
-            note_interrupts() as stopped,
-        ):
-            observed = observer.run(source, skipped, stopped, options.memory // 2)
-        seen = {tensor for tensor, _ in observed.values}
-        left = [placement for placement in part.placements if placement.tensor not in seen]
-        if not observed.complete and (number or left or waiting):
-            raise KeyboardInterrupt  # covers only some tensors, so that it cannot be resumed
-        if not observed.complete:
-            raise ObservationInterrupted(observed if start is None else start.join(observed))
-        if number and (observed.feeds, observed.data) != (done, data):
-            raise StatisticsError(
-                f"pass {number + 1} over the data has {observed.feeds} feeds, the first had {done}"
-                f"{'' if observed.feeds != done else ' others'}; give data that can be read several times, "
-                "or more memory"
-            )
-        if left:
-            log.warning(
-                f"{len(left)} of {len(tensors)} tensors are observed in one more pass over the data, to keep "
-                f"to {options.memory / (1 << 20):g} MB"
-            )
-            waiting.insert(0, _with_placements(plan, left))
-        number, done, data = number + 1, observed.feeds, observed.data
-        values |= observed.values
-    observed = Statistics(model.sha256, done, values, data=data)
-    return observed if start is None else replace(start, complete=True).join(observed)
+    with Observation(model, plan, options, ray) as observation:
+        return observation.collect(feeds, start)
+
+
+class Observation:
+    """Passes over data for one plan: the sessions of the last pass serve the next one."""
+
+    def __init__(
+        self, model: Model, plan: Plan, options: ObserveOptions | None = None, ray: str | None = None
+    ) -> None:
+        """Prepare the model; the first pass opens sessions. Arguments as for `collect_statistics`."""
+        plan.check_model(model.sha256)
+        self._plan, self._options, self._ray = plan, options or ObserveOptions(), ray
+        self._model = prepare_model(model, plan.target)
+        self._tensors = observed_tensors(self._model, plan, self._options)
+        self._device: Device = "cpu" if ray is not None else choose_device(self._options.device)
+        self._files = ExitStack()
+        self._opened: tuple[Plan, StatisticsObserver] | None = None
+        _tell_large(self._tensors, self._options)
+
+    def __enter__(self) -> Observation:
+        """Return the observation."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the sessions."""
+        self._files.close()
+
+    def collect(
+        self, feeds: Iterable[Feed], start: Statistics | None = None, is_told: bool = True
+    ) -> Statistics:
+        """Return the statistics of `feeds`, as `collect_statistics`; `is_told` announces each feed."""
+        options, model = self._options, self._model
+        progress = options.progress if is_told else None
+        waiting = _divide(self._plan, self._tensors, self._device)
+        skipped = 0 if start is None else start.feeds
+        values: dict[Key, Any] = {}
+        number, done, data = 0, 0, DataDigest()
+        while waiting:
+            part = waiting.pop(0)
+            source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
+            with self._open(part, source) as (observer, source), note_interrupts() as stopped:
+                observed = observer.run(source, skipped, stopped, options.memory // 2, progress)
+            seen = {tensor for tensor, _ in observed.values}
+            left = [placement for placement in part.placements if placement.tensor not in seen]
+            if not observed.complete and (number or left or waiting):
+                raise KeyboardInterrupt  # covers only some tensors, so that it cannot be resumed
+            if not observed.complete:
+                raise ObservationInterrupted(observed if start is None else start.join(observed))
+            if number and (observed.feeds, observed.data) != (done, data):
+                raise StatisticsError(
+                    f"pass {number + 1} over the data has {observed.feeds} feeds, the first had {done}"
+                    f"{'' if observed.feeds != done else ' others'}; give data that can be read several "
+                    "times, or more memory"
+                )
+            if left:
+                log.warning(
+                    f"{len(left)} of {len(self._tensors)} tensors are observed in one more pass over the "
+                    f"data, to keep to {options.memory / (1 << 20):g} MB"
+                )
+                waiting.insert(0, _with_placements(self._plan, left))
+            number, done, data = number + 1, observed.feeds, observed.data
+            values |= observed.values
+        found = Statistics(model.sha256, done, values, data=data)
+        return found if start is None else replace(start, complete=True).join(found)
+
+    @contextmanager
+    def _open(self, part: Plan, feeds: Iterator[Feed]) -> Iterator[tuple[_Observer, Iterator[Feed]]]:
+        """Yield an observer of `part` and the feeds; with "any" on the CPU if the first feed fails."""
+        if self._ray is not None:
+            with _open_spread(self._ray, self._model, part, self._options, feeds) as opened:
+                yield opened
+            return
+        device = self._device
+        if device != "cpu":
+            with self._make(device, part) as observer:
+                fault = None
+                if self._options.device == "any" and isinstance(observer, MergingObserver):
+                    first = list(islice(feeds, 1))
+                    feeds = chain(first, feeds)
+                    fault = observer.fault_of(first)
+                if fault is None:
+                    yield observer, feeds
+                    return
+            device = fall_back(self._options.device, device, fault)
+        if self._opened is None or self._opened[0] != part:
+            self._files.close()
+            self._opened = part, self._files.enter_context(self._make(device, part))
+        yield self._opened[1], feeds
+
+    def _make(self, device: Device, part: Plan) -> StatisticsObserver:
+        wanted = {placement.tensor for placement in part.activations}
+        tensors = [one for one in self._tensors if one.tensor in wanted]
+        return observer_on(device, self._model, part, self._options, tensors)
 
 
 @dataclass(frozen=True)
@@ -134,18 +184,22 @@ class _SpreadObserver:
     cluster: Cluster
     kind: str
     opening: Callable[[], StatisticsObserver]
-    progress: Progress | None
 
     def run(
-        self, feeds: Iterable[Feed], first: int, stopped: Callable[[], bool], room: int | None
+        self,
+        feeds: Iterable[Feed],
+        first: int,
+        stopped: Callable[[], bool],
+        room: int | None,
+        progress: Progress | None,
     ) -> Statistics:
         """Return the statistics of `feeds`, as `StatisticsObserver.run`."""
         total: Statistics | None = None
         shards = split_shards(feeds, first)
         for observed in self.cluster.map(self.opening, _observe_shard, shards, self.kind):
             total = observed if total is None else total.join(observed)
-            if self.progress is not None:
-                self.progress(first + total.feeds)
+            if progress is not None:
+                progress(first + total.feeds)
             if stopped():
                 return replace(total, complete=False)
         return self.opening().run([]) if total is None else total
@@ -166,7 +220,7 @@ def _open_spread(
         if not cluster.workers(kind):
             raise RuntimeLibraryError(f"the Ray cluster at {address!r} has no {kind}; use device cpu")
         opening = partial(_open_on_worker, replace(model), plan, plain)
-        yield _SpreadObserver(cluster, kind, opening, options.progress), feeds
+        yield _SpreadObserver(cluster, kind, opening), feeds
 
 
 def _open_on_worker(model: Model, plan: Plan, options: ObserveOptions) -> StatisticsObserver:
@@ -226,21 +280,3 @@ def _tell_large(observed: list[Observed], options: ObserveOptions) -> None:
 
 def _with_placements(plan: Plan, placements: Iterable[Placement]) -> Plan:
     return plan.model_copy(update={"placements": tuple(placements)})
-
-
-@contextmanager
-def _open_observer(
-    device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
-) -> Iterator[tuple[StatisticsObserver, Iterator[Feed]]]:
-    """Yield an observer and the feeds; with "any" on the CPU if the first feed fails on `device`."""
-    with observer_on(device, model, plan, options) as observer:
-        fault = None
-        if options.device == "any" and isinstance(observer, MergingObserver):
-            first = list(islice(feeds, 1))
-            feeds = chain(first, feeds)
-            fault = observer.fault_of(first)
-        if fault is None:
-            yield observer, feeds
-            return
-    with observer_on(fall_back(options.device, device, fault), model, plan, options) as observer:
-        yield observer, feeds

@@ -111,26 +111,31 @@ def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[
     return found
 
 
-def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> StatisticsObserver:
+def observer_on(
+    device: Device, model: Model, plan: Plan, options: ObserveOptions, tensors: list[Observed] | None = None
+) -> StatisticsObserver:
     """Return an observer that runs on `device`, which `choose_device` has tested."""
     return (
-        StatisticsObserver(model, plan, options)
+        StatisticsObserver(model, plan, options, tensors)
         if device == "cpu"
-        else MergingObserver(model, plan, options, device)
+        else MergingObserver(model, plan, options, device, tensors)
     )
 
 
 class StatisticsObserver:
     """The observed model of one plan, ready to run over any number of feeds."""
 
-    def __init__(self, model: Model, plan: Plan, options: ObserveOptions) -> None:
+    def __init__(
+        self, model: Model, plan: Plan, options: ObserveOptions, tensors: list[Observed] | None = None
+    ) -> None:
         """Insert observers into `model`; the first run creates the sessions.
 
-        Weights are loaded only by onnxruntime, because the caller already holds them.
+        Weights are loaded only by onnxruntime, because the caller already holds them. `tensors` is the result
+        of `observed_tensors`, if it is known.
         """
         self._model = model
         self._options = options
-        self._tensors = observed_tensors(model, plan, options)
+        self._tensors = observed_tensors(model, plan, options) if tensors is None else tensors
         self._digest = partial(digest_feed, inputs=input_specs(model.proto))
         self._files, self._numbers = ExitStack(), count()
         self._folder: Path | None
@@ -165,6 +170,7 @@ class StatisticsObserver:
         first: int = 0,
         stopped: Callable[[], bool] = lambda: False,
         room: int | None = None,
+        progress: Progress | None = None,
     ) -> Statistics:
         """Return the statistics of `feeds`.
 
@@ -176,10 +182,11 @@ class StatisticsObserver:
             stopped: asked after every feed; once it returns true, the statistics so far are returned as
                 incomplete.
             room: bytes of statistics on a CPU beyond which the last tensors are left out; None for no limit.
+            progress: called with the number of feeds done.
 
         Raises as `collect_statistics`.
         """
-        tally = Tally(first, self._options.progress, stopped)
+        tally = Tally(first, progress, stopped)
         values: dict[Key, Any] = {}
         for (name, kind), value in self._gather(feeds, tally, room).items():
             if kind == GROUPED_HISTOGRAM.name:
@@ -247,9 +254,16 @@ class MergingObserver(StatisticsObserver):
     For GPUs; on a CPU it gives the same statistics, slower, because its tensors lose their layout.
     """
 
-    def __init__(self, model: Model, plan: Plan, options: ObserveOptions, device: Device) -> None:
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        options: ObserveOptions,
+        device: Device,
+        tensors: list[Observed] | None = None,
+    ) -> None:
         """As for an Observer; the first run creates the session."""
-        super().__init__(model, plan, options)
+        super().__init__(model, plan, options, tensors)
         self._device = device
         self._merging: Session | None = None
 

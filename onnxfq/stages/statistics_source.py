@@ -13,7 +13,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, StatisticsError
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.limits import with_limits
-from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observe import Observation
 from onnxfq.stages.options import RunOptions
 from onnxfq.support.progress import counting
 from onnxfq.targets.recipes import name_dataless
@@ -100,20 +100,20 @@ def gather_statistics(
         feed_ranges=any(p.calibrator.is_ordered for p in plan.activations),
         progress=counting("observe", inputs.runs),
     )
-    if observing.feed_ranges:  # the calibrator needs every feed in its place
-        whole = collect_statistics(model, plan, feeds, observing, ray=ray)
-        return GatheredStatistics(whole, whole)
-    try:
-        seen = collect_statistics(model, plan, feeds.rest(), observing, ray=ray)
-    except StatisticsError:
-        if feeds.source.repeats:  # so that the error counts the feeds as they are given
-            collect_statistics(model, plan, feeds.source, observing, ray=ray)
-        raise
-    unseen = feeds.held_out()
-    if not unseen:
-        return GatheredStatistics(seen, seen)
-    whole = seen.join(collect_statistics(model, plan, unseen, replace(observing, progress=None), ray=ray))
-    return GatheredStatistics(seen, whole)
+    with Observation(model, plan, observing, ray) as observation:
+        if observing.feed_ranges:  # the calibrator needs every feed in its place
+            whole = observation.collect(feeds)
+            return GatheredStatistics(whole, whole)
+        try:
+            seen = observation.collect(feeds.rest())
+        except StatisticsError:
+            if feeds.source.repeats:  # so that the error counts the feeds as they are given
+                observation.collect(feeds.source)
+            raise
+        unseen = feeds.held_out()
+        if not unseen:
+            return GatheredStatistics(seen, seen)
+        return GatheredStatistics(seen, seen.join(observation.collect(unseen, is_told=False)))
 
 
 def _digest(inputs: QuantizeSession) -> DataDigest:

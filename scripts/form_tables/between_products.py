@@ -28,7 +28,7 @@ from onnxfq.documents.override import Override
 from onnxfq.errors import OnnxfqError
 from onnxfq.graph.ops import RANDOM_OPS
 from onnxfq.judging.candidate import Sources, build_candidate
-from onnxfq.remedies.forms import Forms, build_forms
+from onnxfq.remedies.forms import Models
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions
@@ -471,17 +471,17 @@ MOST_DB = 50.0
 """SQNR in dB above which roundings of another order of sums count."""
 
 
-def quantize(proto: onnx.ModelProto, runtime: str, kept: Sequence[str] = ()) -> Forms:
+def quantize(proto: onnx.ModelProto, runtime: str, kept: Sequence[str] = ()) -> Models:
     """Return the forms of a quantized network with the nodes `kept` in float; the table is not asked."""
     kept_float = [Override(nodes=tuple(kept), keep_float=True)] if kept else []
     recipe = load_recipe(RECIPES[runtime])
     recipe = recipe.with_overrides(kept_float)
     options = QuantizeOptions(threads=1)
     session = open_inputs(proto, {"x": samples(_sample_shape(proto), SAMPLES, 0)}, recipe, options)
-    return build_forms(build_candidate(session, recipe, Sources(), options), options, Clock())
+    return Models(build_candidate(session, recipe, Sources(), options), options, Clock())
 
 
-def ask(proto: onnx.ModelProto, forms: Forms, runtime: str) -> Answer:
+def ask(proto: onnx.ModelProto, forms: Models, runtime: str) -> Answer:
     """Return what `runtime` makes of a quantized network."""
     feed = {"x": samples(_sample_shape(proto), TRIED, 1)}
     (wanted,) = Session(proto, 1, exact=True).run(feed)

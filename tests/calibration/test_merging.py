@@ -117,9 +117,8 @@ def test_stopped_after_a_feed(tmp_path: Path) -> None:
     """The statistics cover the reported feeds and no others; progress counts them."""
     model, plan, feeds = case("conv_relu", 6)
     seen: list[int] = []
-    options = ObserveOptions(progress=seen.append, device="cpu")
-    with MergingObserver(model, plan, options, "cpu") as observer:
-        found = observer.run(feeds, stopped=lambda: len(seen) == 3)
+    with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
+        found = observer.run(feeds, stopped=lambda: len(seen) == 3, progress=seen.append)
     assert (found.complete, found.feeds, seen) == (False, 3, [1, 2, 3])
     with StatisticsObserver(model, plan, ObserveOptions()) as observer:
         expected = observer.run(feeds[:3])
@@ -196,7 +195,9 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
     monkeypatch.setattr(
         observation,
         "observer_on",
-        lambda device, *given: StatisticsObserver(*given) if device == "cpu" else Failing(*given, "cpu"),
+        lambda device, *given: (
+            StatisticsObserver(*given) if device == "cpu" else Failing(*given[:3], "cpu", *given[3:])
+        ),
     )
     options = ObserveOptions(device=device)
     if device == "cuda":
@@ -227,4 +228,6 @@ def on_gpu(monkeypatch, memory: int = 80 << 30) -> None:
     gpu = Gpu(0, "none", 90, memory, 13000, 13000)
     monkeypatch.setattr(observation, "gpus", lambda: (gpu,))
     monkeypatch.setattr(observation, "choose_device", lambda wanted: "cuda")
-    monkeypatch.setattr(observation, "observer_on", lambda device, *given: MergingObserver(*given, "cpu"))
+    monkeypatch.setattr(
+        observation, "observer_on", lambda device, *given: MergingObserver(*given[:3], "cpu", *given[3:])
+    )

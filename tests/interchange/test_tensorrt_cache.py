@@ -66,7 +66,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def ran(*_: object, **__: object) -> None:
         raise AssertionError("a model was run")
 
-    monkeypatch.setattr("onnxfq.stages.statistics_source.collect_statistics", ran)
+    monkeypatch.setattr("onnxfq.stages.statistics_source.Observation", ran)
     monkeypatch.setattr("onnxfq.runtime.session.Session.run", ran)
 
 

@@ -103,11 +103,12 @@ def estimate_figures(
     """Return the expected SQNR in dB of each of `ranges`, over all values and over the middle half."""
     density = Density.from_statistics(statistics)
     rmin, rmax = np.asarray(ranges, np.float64).T
-    whole, middle = (
-        np.asarray([ratio_db(part.power, float(noise)) for noise in grid_error(part, rmin, rmax, spec)])
-        for part in (density, middle_half(density))
-    )
-    return whole, middle
+
+    def figures_of(part: Density) -> Candidates:
+        power = part.power
+        return np.asarray([ratio_db(power, float(noise)) for noise in grid_error(part, rmin, rmax, spec)])
+
+    return figures_of(density), figures_of(middle_half(density))
 
 
 def middle_half(density: Density) -> Density:

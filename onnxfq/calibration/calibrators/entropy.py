@@ -122,19 +122,21 @@ def divergences(counts: Array, starts: Bins, ends: Bins, levels: int) -> Array:
     infinite if values are added to a bin that Q leaves empty.
     """
     size = max(CHUNK // levels, 1)
+    sums = [np.concatenate([[0.0], np.cumsum(one)]) for one in (counts, counts > 0, _xlogx(counts))]
     parts = [slice(at, at + size) for at in range(0, starts.size, size)]
-    found = [_divergences(counts, starts[part], ends[part], levels) for part in parts]
+    found = [_divergences(counts, sums, starts[part], ends[part], levels) for part in parts]
     return np.concatenate(found) if found else np.zeros(0)
 
 
-def _divergences(counts: Array, starts: Bins, ends: Bins, levels: int) -> Array:
-    total = np.concatenate([[0.0], np.cumsum(counts)])
-    occupied = np.concatenate([[0.0], np.cumsum(counts > 0)])
-    information = np.concatenate([[0.0], np.cumsum(_xlogx(counts))])
+def _divergences(counts: Array, sums: list[Array], starts: Bins, ends: Bins, levels: int) -> Array:
+    total, occupied, information = sums
     # Level edges of every candidate at once: [candidates, levels + 1].
-    edges = starts[:, None] - (starts - ends)[:, None] * np.arange(levels + 1) // levels
-    mass = np.diff(total[edges], axis=1)
-    support = np.diff(occupied[edges], axis=1)
+    widths, steps = (starts - ends).astype(np.int32), np.arange(levels + 1, dtype=np.int32)
+    edges = starts[:, None] - widths[:, None] * steps // levels  # 32 bits divide in half of the time of 64
+    reached = total[edges]
+    mass = reached[:, 1:] - reached[:, :-1]
+    reached = occupied[edges]
+    support = reached[:, 1:] - reached[:, :-1]
     inside = total[ends] - total[starts]
     below, above = total[starts], total[-1] - total[ends]
     first, last = counts[starts], counts[ends - 1]
@@ -144,7 +146,9 @@ def _divergences(counts: Array, starts: Bins, ends: Bins, levels: int) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         # sum p log q: each level's mass spread evenly over its occupied bins; values outside have the q of
         # the outermost bins.
-        level_log = np.where(mass > 0, np.log(mass / support), 0.0)
+        level_log = mass / support
+        np.log(level_log, level_log)
+        level_log[mass <= 0] = 0.0
         cross = (mass * level_log).sum(axis=1) + below * level_log[:, 0] + above * level_log[:, -1]
         # P sums to the total, Q to the inside: normalise both.
         divergence = (reference - cross) / total[-1] - np.log(total[-1]) + np.log(inside)

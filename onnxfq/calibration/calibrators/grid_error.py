@@ -54,8 +54,8 @@ class Density:
         density = np.where(narrow, 0.0, self.counts) / np.where(narrow, 1.0, width)
         ends = np.concatenate([self.high[~narrow], self.low[~narrow]])
         knots, place = np.unique(ends, return_inverse=True)
-        weights = np.zeros(knots.size)
-        np.add.at(weights, place, np.concatenate([density[~narrow], -density[~narrow]]))
+        density = density[~narrow]
+        weights = np.bincount(place, np.concatenate([density, -density]), knots.size).astype(np.float64)
         return knots, weights, (self.low[narrow] + self.high[narrow]) / 2.0, self.counts[narrow]
 
     @property
@@ -98,8 +98,13 @@ def compute_squared_error(
 
     def parts(t: NDArray[np.float64], at: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         s = scale[at, None]
-        n = np.minimum(np.maximum(np.rint(t / s), low[at, None]), high[at, None])
-        return n * (s**3 / 12.0), t - n * s
+        n = t / s
+        np.rint(n, n)
+        np.maximum(n, low[at, None], out=n)
+        np.minimum(n, high[at, None], out=n)
+        away = n * s
+        n *= s**3 / 12.0
+        return n, np.subtract(t, away, away)
 
     return _integrate_error(density, scale.size, parts)
 
@@ -140,8 +145,12 @@ def _integrate_error(density: Density, candidates: int, parts: _Parts) -> Candid
     for start in range(0, candidates, size):
         at = slice(start, start + size)
         whole, away = parts(knots, at)
+        cube = away * away
+        cube *= away
+        cube /= 3.0
+        cube += whole
         # Not BLAS, whose order of addition depends on row and threads: equal grids must have equal errors.
-        result[at] = np.einsum("ij,j->i", whole + away * away * away / 3.0, weights)
+        result[at] = np.einsum("ij,j->i", cube, weights)
         if points.size:
             away = parts(points, at)[1]
             result[at] += np.einsum("ij,j->i", away * away, counts)
