@@ -174,7 +174,7 @@ ROOM_LINES: dict[str, int] = {
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1171,  # Hadamard matrices of every known order; no room fell
     "passes": 1730,  # rotations in constants; no room fell
-    "placement": 1590,  # one rule of kernels for products and convolutions
+    "placement": 1591,  # one rule of kernels for products and convolutions
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 361,  # the words for drawn inputs; targets fell
     "remedies": 1767,  # sessions and runs that stages share, forms built when they are read; no room fell

@@ -44,12 +44,12 @@ from onnxfq.targets.target import BuildOptions, target_by_name  # noqa: E402
 PRODUCTS = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul")
 CALIBRATING, UNSEEN, DRAWS = 16, 64, 10
 T_OF_DRAWS = 2.262
-"""Student's t of 95 % for ten draws."""
+"""Student's t of 95% for ten draws."""
 MINMAX, QNN = "with minmax", "get_qnn_qdq_config"
 REMARKS = {
     "qnn": f" The quantizer of QNN takes ranges from least to largest value, as the column `{MINMAX}` does. "
-    f"Where that is lower, the last column has its difference in dB over {DRAWS} draws of the weights: the "
-    "mean and its 95 % interval."
+    f"The last column has the difference in dB over {DRAWS} draws of the weights for lower figures: a mean "
+    "with its 95% interval."
 }
 """Causes of a difference between tools, by runtime."""
 

@@ -88,7 +88,7 @@ def is_in_turn(candidate: Candidate) -> bool:
 def unround(candidate: Candidate) -> Candidate:
     """Return `candidate` without weights that make up for what others lose; itself if it has none.
 
-    Beside layers in float such weights make noise of their own. On yolox_nano the five layers that gain most
+    They add noise next to layers in float. On yolox_nano the five layers that gain most
     take 11.6 dB to 8.9 with them, and to 13.9 with weights that are rounded again.
     """
     return (

@@ -15,6 +15,7 @@ from onnxfq.cli.main import main
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.placement import costly_parts
 from onnxfq.placement.costly_parts import MOST
 from onnxfq.stages import plan as stages_plan
 from onnxfq.targets.reading.context import read
@@ -66,6 +67,17 @@ def test_a_twentieth_of_the_kernels(blocks: int) -> None:
     )
     for value in ("bytes", "quantize"):
         assert not left_out(proto, FP8.override(small_shapes=value))
+
+
+def test_large_products_with_dynamic_scales_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What saves more for each kernel than memory reads while one starts is always faster."""
+    proto = perceptrons(4)
+    assert len(left_out(proto, NVFP4)) == 8
+    # A weight of 1024 x 4096 saves 6.3 MB, and 2 or 3 kernels are more than in half.
+    monkeypatch.setattr(costly_parts, "LARGE", 500_000)
+    assert not left_out(proto, NVFP4) and left_out(proto, FP8)
+    monkeypatch.setattr(costly_parts, "LARGE", 4_000_000)
+    assert len(left_out(proto, NVFP4)) == 8
 
 
 def test_the_parts_that_save_most_stay() -> None:

@@ -55,7 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], float]]:
 
 
 def test_a_plain_session_is_onnxruntimes_own() -> None:
-    """The outputs are those of an InferenceSession without options, to the bit."""
+    """An InferenceSession without options has the same outputs, to the bit."""
     for proto in (two_branch(), quantized("onnxruntime-int8")):
         session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
         (wanted,) = session.run(None, FEED)
