@@ -30,7 +30,7 @@ from onnxfq.judging.candidate import Candidate, Sources
 from onnxfq.judging.folds import Folds
 from onnxfq.judging.samples import PROVING, REPORTED, Split, split_samples, take
 from onnxfq.judging.work import Budget, Work, limit_samples
-from onnxfq.numerics.intervals import interval_db
+from onnxfq.numerics.intervals import interval_db, ratio_interval_db
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.support.progress import announce
 from onnxfq.targets.target import target_by_name
@@ -40,6 +40,9 @@ LEAST_GAIN_DB = 0.5
 
 HARMLESS_DB = 0.25
 """Loss in dB that proves nothing: a gain of less was a loss as often, in the tasks of 19 networks."""
+
+LOST_DB = 3.0
+"""SQNR of outputs with nothing to lose: noise of half their power. No loud sample has to be feared there."""
 
 GAINED_SHARE = 1 - 10 ** (-LEAST_GAIN_DB / 10)
 """Share of the noise that must go for a gain of LEAST_GAIN_DB."""
@@ -405,7 +408,8 @@ class Judge:
         worst = [score.worst for score in scores]
         noises = [() if score is None else score.noises for score in worst]
         same = len(noises[0]) == len(noises[1])
-        return Gain(scores[0].lowest_db, scores[1].lowest_db, interval_db(*noises) if same else None)
+        find_interval = ratio_interval_db if scores[0].lowest_db < LOST_DB else interval_db
+        return Gain(scores[0].lowest_db, scores[1].lowest_db, find_interval(*noises) if same else None)
 
     def prove(
         self, candidates: Sequence[Candidate], feeds: Sequence[Feed], folds: Folds | None = None

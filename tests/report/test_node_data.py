@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the planted chain, quantized with overlays and without."""
     made = tmp_path_factory.mktemp("overlays")
     onnx.save(with_modules(chain((3, 6))), made / "m.onnx")
-    np.savez(made / "d.npz", x=np.random.default_rng(1).normal(size=(48, WIDTH)).astype(np.float32))
+    np.savez(made / "d.npz", x=np.random.default_rng(1).normal(size=(16, WIDTH)).astype(np.float32))
     line = ["quantize", str(made / "m.onnx"), "--data", str(made / "d.npz"), "-q", "--equalize", "none"]
     assert main([*line, "-o", str(made / "noted.onnx"), "--artifacts", str(made / "kept")]) == 0
     result = str(made / "kept/m.result.json")
