@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
 import pytest
 from builders import build, weights
 
 from onnxfq import sensitivity
+from onnxfq.graph.walk import count_operators
 from onnxfq.judging.work import ALLOWED, Work
 
 
@@ -32,6 +34,19 @@ def test_prices(size: int, share: float) -> None:
         (5e7 + size * 3 * size / 4) / (1e8 + size * size * 15 / 16), rel=1e-6
     )
     assert groups["first"].price == pytest.approx(share, abs=0.16)
+
+
+def test_one_branch_of_an_if_runs() -> None:
+    """The longer branch counts, and constants do not, in branches and beside them."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (bool c, float[4] x) => (float[4] y) {
+            two = Constant <value_float = 2.0> ()
+            a = Mul (x, two)
+            b = If (c) <
+                then_branch = t () => (float[4] d) { k = Constant <value_float = 1.0> () d = Add (a, k) },
+                else_branch = e () => (float[4] f) { p = Relu (a) q = Neg (p) f = Abs (q) }>
+            y = Relu (b) }""")
+    assert count_operators(proto.graph) == 2 + 1 + 3
 
 
 def test_low_outputs_allow_three_times_the_work() -> None:
