@@ -237,8 +237,8 @@ def test_modules_that_fail(
 @pytest.mark.parametrize("code", [0, 3])
 def test_code_that_ends_the_process(files: Path, code: int) -> None:
     """`os._exit` cannot be caught; the command ends in a line, exit code 1 and without outputs."""
-    (files / "ends.py").write_text(f"import os\ndef f(*given):\n    os._exit({code})\n")
-    ended = shell(f"{ONNXFQ} quantize m.onnx --data ends:f -o q5.onnx", files)
+    (files / f"ends{code}.py").write_text(f"import os\ndef f(*given):\n    os._exit({code})\n")
+    ended = shell(f"{ONNXFQ} quantize m.onnx --data ends{code}:f -o q5.onnx", files)
     assert ended.returncode == 1 and not (files / "q5.onnx").exists()
     (line,) = ended.stderr.splitlines()
     assert line.startswith(
