@@ -169,10 +169,10 @@ ROOM_LINES: dict[str, int] = {
     "execution": 1239,  # sessions and runs that stages share, forms built when they are read; no room fell
     "graph": 4828,  # sums of a product and its bias, makers of numbered tensors; passes fell
     "interchange": 1204,  # caches by genai_config.json; no room fell
-    "judging": 1257,  # sessions and runs that stages share, forms built when they are read; no room fell
+    "judging": 1259,  # gains of most samples, by ranks; no room fell
     "layers": 939,  # groups that nothing reads have names; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
-    "numerics": 1171,  # Hadamard matrices of every known order; no room fell
+    "numerics": 1185,  # the signed-rank test of gains; no room fell
     "passes": 1730,  # rotations in constants; no room fell
     "placement": 1591,  # one rule of kernels for products and convolutions
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell

@@ -76,6 +76,7 @@ class Trial(Record):
         """The reason, if there is one, or the interval of the gain, and the details."""
         ends = self.gain if self.is_kept else None
         gain = "" if ends is None else f"its gain is {ends[0]:.1f} to {ends[1]:.1f} dB"
+        gain += "" if ends is None or ends[0] > 0.0 else "; most samples surely gain"
         return [" ".join(text.split()) for text in (self.why, gain, *self.details) if text]
 
 

@@ -152,7 +152,7 @@ class AccuracyTarget:
         if self.weight_bits is not None and {FLOAT, WEIGHTS} & {*self.fallbacks}:
             raise DataError(
                 "weight_bits needs the wider format of some layers; give fallback: a number format, or a "
-                "recipe such as tensorrt-int8-weights"
+                "recipe, as tensorrt-int8-weights for tensorrt-int4, and genai-int8 for genai-int4"
             )
 
 

@@ -30,7 +30,7 @@ from onnxfq.judging.candidate import Candidate, Sources
 from onnxfq.judging.folds import Folds
 from onnxfq.judging.samples import PROVING, REPORTED, Split, split_samples, take
 from onnxfq.judging.work import Budget, Work, limit_samples
-from onnxfq.numerics.intervals import interval_db, ratio_interval_db
+from onnxfq.numerics.intervals import interval_db, most_gain
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.support.progress import announce
 from onnxfq.targets.target import target_by_name
@@ -40,9 +40,6 @@ LEAST_GAIN_DB = 0.5
 
 HARMLESS_DB = 0.25
 """Loss in dB that proves nothing: a gain of less was a loss as often, in the tasks of 19 networks."""
-
-LOST_DB = 3.0
-"""SQNR of outputs with nothing to lose: noise of half their power. No loud sample has to be feared there."""
 
 GAINED_SHARE = 1 - 10 ** (-LEAST_GAIN_DB / 10)
 """Share of the noise that must go for a gain of LEAST_GAIN_DB."""
@@ -102,18 +99,20 @@ class Bounded(float):
 class Gain(NamedTuple):
     """SQNR in dB of two candidates on the same samples, and the interval of the difference; None unknown.
 
-    `how` ends the reason of a refusal.
+    `of_most` tells whether most samples surely gain, and `how` ends the reason of a refusal.
     """
 
     before: float
     after: float
     interval: tuple[float, float] | None
+    of_most: bool = False
     how: str = ""
 
     @property
     def is_sure(self) -> bool:
-        """Whether the interval is above zero; a single sample has none, nor has what is not finite."""
-        return self.after > self.before and (self.interval is None or self.interval[0] > 0.0)
+        """Whether the interval is above zero, or most samples gain; a single sample has no interval."""
+        is_above = self.interval is None or self.interval[0] > 0.0
+        return self.after > self.before and (is_above or self.of_most)
 
     @property
     def is_loss(self) -> bool:
@@ -407,9 +406,10 @@ class Judge:
         scores = self.prove(pair, feeds, folds)
         worst = [score.worst for score in scores]
         noises = [() if score is None else score.noises for score in worst]
-        same = len(noises[0]) == len(noises[1])
-        find_interval = ratio_interval_db if scores[0].lowest_db < LOST_DB else interval_db
-        return Gain(scores[0].lowest_db, scores[1].lowest_db, find_interval(*noises) if same else None)
+        figures = scores[0].lowest_db, scores[1].lowest_db
+        if len(noises[0]) != len(noises[1]):
+            return Gain(*figures, None)
+        return Gain(*figures, interval_db(*noises), most_gain(*noises))
 
     def prove(
         self, candidates: Sequence[Candidate], feeds: Sequence[Feed], folds: Folds | None = None

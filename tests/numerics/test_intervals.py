@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import hypothesis
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from onnxfq.numerics.intervals import COVERAGE, interval_db, largest_drop, t_quantile
+from onnxfq.numerics.intervals import COVERAGE, interval_db, largest_drop, most_gain, t_quantile
 
 DRAWS = 1500
 
@@ -53,6 +54,44 @@ def test_few_gains_are_sure_by_chance(spread: float) -> None:
     pairs = np.exp(spread * (np.sqrt(0.5) * common + np.sqrt(0.5) * np.asarray(own)))
     sure = [interval_db(*pair)[0] > 0 for pair in pairs.swapaxes(0, 1)]
     assert np.mean(sure) < (1 - COVERAGE) / 2 + 0.03
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0, 3.0])
+def test_most_gain_by_chance_in_one_of_twenty(spread: float) -> None:
+    """Equal candidates pass so often; a common gain of 1.1 dB shows at any spread, in few intervals."""
+    rng = np.random.default_rng(4)
+    before = np.exp(spread * rng.normal(size=(DRAWS, 16)))
+    other = np.exp(0.5 * rng.normal(size=before.shape))
+    assert np.mean([most_gain(*pair) for pair in zip(before, before * other, strict=True)]) < 0.06
+    pairs = [*zip(before, before * other * math.exp(-0.25), strict=True)]
+    assert np.mean([most_gain(*pair) for pair in pairs]) > 0.4
+    assert np.mean([interval_db(*pair)[0] > 0.0 for pair in pairs]) < 0.25
+
+
+@pytest.mark.parametrize("count", [4, 5, 9, 12])
+def test_ranks_have_the_exact_distribution(count: int) -> None:
+    """The level is the share of all signs whose sum of ranks is as large, counted one by one."""
+    rng, found = np.random.default_rng(count), set()
+    signs = np.asarray([*itertools.product([0, 1], repeat=count)])
+    for mean in np.linspace(0.0, 2.0, 60):
+        before, after = np.exp(rng.normal((mean, 0.0), size=(count, 2))).T
+        gains, spreads = np.log(before / after), np.log([before, after]).var(axis=1, ddof=1)
+        ranks = 1 + np.abs(gains).argsort().argsort()
+        level = np.mean(signs @ ranks >= ranks @ (gains > 0))
+        is_less = gains.mean() + (spreads[0] - spreads[1]) / 2 > 0
+        assert most_gain(before, after) == (is_less and level <= (1 - COVERAGE) / 2)
+        found.add(most_gain(before, after))
+    assert found == ({False} if count < 5 else {False, True})
+
+
+def test_most_gain_but_the_loud_lose() -> None:
+    """A gain of 15 of 16 samples is none where the mean loses; the order of samples decides nothing."""
+    before = np.exp(np.linspace(-3.0, 3.0, 16))
+    assert most_gain(before, 0.9 * before) and not most_gain(before, before)
+    loud = before * np.r_[np.full(15, 0.95), 40.0]
+    assert not most_gain(before, loud)
+    assert most_gain(before[::-1], 0.9 * before[::-1])
+    assert not most_gain([1.0] * 9, [0.5] * 8 + [math.inf]) and not most_gain([], [])
 
 
 def test_alike_samples_have_the_interval_of_a_jackknife() -> None:
