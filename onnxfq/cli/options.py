@@ -51,6 +51,10 @@ GivenOption = Annotated[
         panel=KNOWN,
     ),
 ]
+PythonOption = Annotated[
+    str | None,
+    option("PYTHON", "Make GenAI's folder of a checkpoint by the builder in this Python.", panel=RUNNING),
+]
 RayOption = Annotated[
     str | None,
     option("ADDRESS|local", "Distribute the work over a Ray cluster.", "--ray", panel=RUNNING),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from onnxfq.cli.options import (
     OutputOption,
     PageOption,
     PromiseOptions,
+    PythonOption,
     RayOption,
     RecipeChanges,
     RecipesOption,
@@ -74,6 +76,7 @@ def quantize(
     uncalibrated: Annotated[Uncalibrated, _UNCALIBRATED] = "error",
     running: Running,
     ray: RayOption = None,
+    python: PythonOption = None,
     custom_ops: CustomOpsOption = None,
     building: BuildChoice,
     time: TimeOption = False,
@@ -87,6 +90,7 @@ def quantize(
     table.
     """
     from onnxfq.documents.cast_plan import FloatOptions
+    from onnxfq.interchange.genai_builder import built_folder
     from onnxfq.judging.candidate import Sources
     from onnxfq.quantizing import pipeline
     from onnxfq.stages.options import QuantizeOptions
@@ -97,7 +101,6 @@ def quantize(
     )
     gpus = tuple(gpu or ())
     build = None if building.options is None else replace(building.options, gpus=gpus)
-    outputs = QuantizeOutputs(model, output, report, artifacts, time, build, printer, thumbnails)
     chosen = [replace(changes, recipe=name).load() for name in recipe or [DEFAULT_RECIPE]]
     given = read_data(data, no_data)
     refuse(time and given is None, "--time needs a sample; give --data")
@@ -109,7 +112,13 @@ def quantize(
     sources = Sources(statistics, moments, encodings, uncalibrated)
     accuracy = promise.to_target(_read_repair(repair))
     note_gpus(gpu, printer)
-    with running.progress(printer) as options:
+    near = output.absolute().parent
+    # The result reads weights of a folder that is built until the command ends.
+    with (
+        running.progress(printer) as options,
+        nullcontext(model) if python is None else built_folder(model, python, near) as opened,
+    ):
+        outputs = QuantizeOutputs(opened, output, report, artifacts, time, build, printer, thumbnails)
         how = replace(
             QuantizeOptions.of(options),
             floats=FloatOptions(float_type, float_io),
@@ -118,13 +127,13 @@ def quantize(
             ray=ray,
         )
         chain = partial(
-            pipeline.quantize, model, given, output, sources=sources, accuracy=accuracy, options=how
+            pipeline.quantize, opened, given, output, sources=sources, accuracy=accuracy, options=how
         )
         outcome = chain(recipe=chosen[0] if len(chosen) == 1 else chosen)
-    if isinstance(outcome, list):
-        outputs.show_outcomes(outcome, options)
-    else:
-        outputs.show_result(outcome, options)
+        if isinstance(outcome, list):
+            outputs.show_outcomes(outcome, options)
+        else:
+            outputs.show_result(outcome, options)
 
 
 def _read_repair(text: str) -> float | RepairWord | None:

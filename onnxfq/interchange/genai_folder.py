@@ -45,6 +45,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 CONFIG = "genai_config.json"
 
+HUB_CONFIG = "config.json"
+"""File of a checkpoint of transformers."""
+
 CACHE_SCALES = "kv_cache_scales.json"
 """Scales of quantized caches."""
 
@@ -91,7 +94,7 @@ class GenaiFolder:
     def read(cls, path: Path) -> GenaiFolder:
         """Read the configuration. Raises ModelError for a folder that GenAI would not load."""
         if not (path / CONFIG).exists():
-            of_hub = (path / "config.json").exists()
+            of_hub = (path / HUB_CONFIG).exists()
             remedy = f": {HUGGING_FACE.format(path)}" if of_hub else ", or the path of a model"
             raise ModelError(f"cannot read {path / CONFIG}; give a folder of ONNX Runtime GenAI{remedy}")
         config = read_document(cls._inside(path, CONFIG), _GenaiConfig, ModelError).model

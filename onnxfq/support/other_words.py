@@ -72,7 +72,10 @@ def explain_model(ending: str, content: bytes) -> str:
     return MODEL_FILES.get(ending.lower()) or next(begun, "export it again")
 
 
-HUGGING_FACE = "python -m onnxruntime_genai.models.builder -i {} -o OUT -p fp32 -e cpu writes one of it"
+HUGGING_FACE = (
+    "quantize --python PYTHON makes one of it, as does "
+    "python -m onnxruntime_genai.models.builder -i {} -o OUT -p fp32 -e cpu"
+)
 """Remedy for a folder of transformers, which has no configuration of GenAI."""
 
 DATA_FILES = {

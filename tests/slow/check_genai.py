@@ -131,6 +131,10 @@ def follow_page(folder: Path, python: str) -> None:
         print(f"docs/llm.md: {line}")
     if not printed.startswith("Once upon a time"):
         raise RuntimeError(f"the last command of docs/llm.md printed {printed!r}")
+    at_once = "quantize llama --data texts.txt -o at-once --recipe genai-int4 --python"
+    run([sys.executable, "-m", "onnxfq", *at_once.split(), python], folder)
+    if (folder / "at-once" / "model.onnx").read_bytes() != (folder / "int4" / "model.onnx").read_bytes():
+        raise RuntimeError("--python made another decoder than the builder and quantize one after the other")
 
 
 def run(words: list[str], folder: Path | None = None) -> str:

@@ -241,6 +241,76 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         onnxfq.check(made)
 
 
+BUILDER = """#!/bin/sh
+given="-I -m onnxruntime_genai.models.builder -i $CHECKPOINT -o"
+case "$*" in
+  "$given "*" -c cache -p fp32 -e cpu --extra_options hf_remote=false")
+    [ "$HF_HUB_OFFLINE" = 1 ] && cp -r "$FLOAT" "$7" ;;
+  *) echo "Traceback" >&2; echo "ValueError: no Zzz" >&2; exit 1 ;;
+esac
+"""
+"""In place of a Python with GenAI's builder, which `make slow CHECKS=GenAI` runs, for one checkpoint."""
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint `llama`, its folder `float` of GenAI, `texts.txt`, and the builder `python`."""
+    write_folder(tmp_path / "float")
+    (tmp_path / "texts.txt").write_text("\n".join([" ".join(WORDS)] * 40))
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text("{}")
+    (tmp_path / "python").write_text(BUILDER)
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setenv("CHECKPOINT", str(tmp_path / "llama"))
+    monkeypatch.setenv("FLOAT", str(tmp_path / "float"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_from_a_checkpoint(checkpoint: Path) -> None:
+    """The builder's float folder is quantized as if it were given, and leaves nothing."""
+    words = ["--data", "texts.txt", "--recipe", "genai-int4", "-q"]
+    assert main(["quantize", "float", *words, "-o", "given"]) == 0
+    assert main(["quantize", "llama", *words, "-o", "made", "--python", str(checkpoint / "python")]) == 0
+    given, made = (
+        {one.name: one.read_bytes() for one in (checkpoint / name).iterdir()} for name in ("given", "made")
+    )
+    assert given == made
+    names = {"float", "given", "llama", "made", "python", "texts.txt"}
+    assert {one.name for one in checkpoint.iterdir()} == names
+
+
+@pytest.mark.parametrize(
+    ("model", "python", "reason"),
+    [
+        (
+            "float",
+            "python",
+            "a checkpoint of transformers, and float has no config.json, or genai_config.json too; leave",
+        ),
+        ("float/model.onnx", "python", "and float/model.onnx has no config.json"),
+        ("llama", "nowhere", "cannot run 'nowhere' of --python: No such file or directory; give its path"),
+        (
+            "other",
+            "./python",
+            "fails for checkpoint other: ValueError: no Zzz; ./python needs onnxruntime-genai",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_not_built(
+    model: str, python: str, reason: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each reason is one line, and nothing is written."""
+    (checkpoint / "other").mkdir()
+    (checkpoint / "other" / "config.json").write_text("{}")
+    before = sorted(checkpoint.iterdir())
+    python = str(checkpoint / python) if "/" in python else python
+    assert main(["quantize", model, "--data", "texts.txt", "-o", "made", "--python", python]) == 1
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("onnxfq: error: ")]
+    assert reason in line.replace(f"{checkpoint}/", "./" if "python needs" in reason else "")
+    assert sorted(checkpoint.iterdir()) == before
+
+
 def test_caches_of_a_configuration(tmp_path: Path) -> None:
     """genai_config.json says which output is fed back where neither an attention nor names and sizes do."""
     folder = write_folder(tmp_path / "float")
