@@ -25,9 +25,10 @@ def widen_halves(model: Model) -> Model:
     """Return `model` with all 16-bit floats inside as float32; itself without any.
 
     Constants keep their values, and results are no longer rounded to 16 bits. Inputs and outputs keep names
-    and types, with a Cast inside.
+    and types, with a Cast inside. A model that takes or gives sequences stays as it is.
     """
-    if not holds_types(model.proto, HALVES):
+    ends = (*model.proto.graph.input, *model.proto.graph.output)
+    if not holds_types(model.proto, HALVES) or any(value.type.HasField("sequence_type") for value in ends):
         return model
     proto = with_shapes(model.proto)
     _drop_casts(proto)
@@ -37,11 +38,14 @@ def widen_halves(model: Model) -> Model:
     for attribute in (one for node in list_nodes(proto.graph) for one in node.attribute):
         if attribute.name in TYPE_ATTRIBUTES and attribute.i in HALVES:
             attribute.i = _FLOAT
-    ends = _cast_ends(proto)
+    cast = _cast_ends(proto)
     for graph in list_graphs(proto.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            if value.type.tensor_type.elem_type in HALVES and value.name not in ends:
+            if value.type.tensor_type.elem_type in HALVES and value.name not in cast:
                 value.type.tensor_type.elem_type = _FLOAT
+        others = [value for value in graph.value_info if not value.type.HasField("tensor_type")]
+        for value in others:  # a sequence has the type of its elements, which ONNX infers
+            graph.value_info.remove(value)
     note = "16-bit floats are float32 inside, which integer kernels take and give"
     return replace(model, proto=proto, notes=(*model.notes, note))
 

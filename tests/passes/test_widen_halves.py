@@ -64,6 +64,38 @@ def test_ends_that_are_one_and_casts() -> None:
         np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=2**-8)  # roundings between operators
 
 
+PLACES = {
+    "a sequence": "s = SequenceConstruct (x, x) z = Constant <value = int64 {0}> () e = SequenceAt (s, z)",
+    "an optional": "o = Optional (x) e = OptionalGetElement (o)",
+    "a filled tensor": "s = Shape (x) o = ConstantOfShape <value = float16[1] {1}> (s) "
+    "a = Add (x, o) e = CastLike (a, x)",
+    "a loop": """n = Constant <value = int64 {2}> () c = Constant <value = bool {1}> ()
+        e = Loop (n, c, x) <body = b (int64 i, bool k, float16[N,4] h) => (bool l, float16[N,4] m)
+            { l = Identity (k) m = MatMul (h, w) }>""",
+    "a branch that gives an input": """c = Constant <value = bool {1}> () e = If (c) <
+        then_branch = one () => (float16[N,4] p) { p = MatMul (x, w) },
+        else_branch = other () => (float16[N,4] q) { q = Identity (x) } >""",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_where_types_are_written(place: str) -> None:
+    """Types of sequences, optionals, bodies and filled tensors follow, and the numbers stay."""
+    text = f"g (float16[N,4] x) => (float16[N,4] y) {{ {PLACES[place]} y = MatMul (e, w) }}"
+    given = load(build(text, {"w": weights(4, 4).astype(np.float16)}, opset=18))
+    wide, feed = widen_halves(given).proto, {"x": weights(3, 4).astype(np.float16)}
+    onnx.checker.check_model(wide, full_check=True)
+    found, wanted = (Session(wide, 1).run(feed)[0], Session(given.proto, 1, exact=True).run(feed)[0])
+    np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=2**-8)  # roundings between operators
+
+
+def test_models_of_sequences_stay() -> None:
+    """A model that gives a sequence keeps the type that its users read."""
+    text = "g (float16[N,4] x) => (seq(float16[N,4]) y) { m = MatMul (x, w) y = SequenceConstruct (m, m) }"
+    given = load(build(text, {"w": weights(4, 4).astype(np.float16)}))
+    assert widen_halves(given) is given
+
+
 @pytest.mark.parametrize("target", ["onnxruntime", "qnn"])
 def test_the_targets_take_it(target: str) -> None:
     """No tensor between the ends has 16 bits once a target without such integer kernels prepares it."""
