@@ -6,20 +6,23 @@ not depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from onnxfq.data import Feed
-from onnxfq.errors import ModelError, RuntimeLibraryError
+from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.external.weightless import with_weights
 from onnxfq.graph.ops import MOVES
 from onnxfq.runtime.optimized_graph import assign_nodes, open_with_provider, register_library
 from onnxfq.runtime.ort import new_options
 from onnxfq.runtime.plain_session import as_function
 from onnxfq.targets.findings import Verdict, about_model
+from onnxfq.targets.profiles import fix_sizes, profiles
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.proof import Built, describe_node
@@ -28,6 +31,8 @@ from onnxfq.targets.target import AnyModel, BuildOptions, Values
 DEVICE = "HTP"
 PROVIDER = "QNNExecutionProvider"
 ARCHITECTURE = "75"
+_KEPT = 4
+"""Most sessions of one model, for feeds of other sizes."""
 
 
 def load_library() -> Any:
@@ -50,12 +55,33 @@ def name_release() -> str:
 def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
     """Return a function from a feed to the outputs of `model`, with the HTP's emulation and the CPU.
 
+    The HTP takes fixed sizes alone. A model with open sizes has a session for each shape of its feeds.
+
     Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, ModelError if the session
     refuses the model; the function raises DataError if a run fails.
     """
     settings = register()
-    proto = with_weights(onnx.load(model) if isinstance(model, Path) else model)
-    return as_function(open_with_provider(proto, PROVIDER, settings, new_options(threads)))
+    given = with_weights(onnx.load(model) if isinstance(model, Path) else model)
+
+    def open_fixed(shapes: Mapping[str, Sequence[int]]) -> Callable[[Feed], Values]:
+        proto = given
+        if shapes:
+            proto = deepcopy(given)
+            fix_sizes(proto, shapes)
+        return as_function(open_with_provider(proto, PROVIDER, settings, new_options(threads)))
+
+    if not profiles(given, {}):
+        return open_fixed({})
+    opened = lru_cache(_KEPT)(lambda shapes: open_fixed(dict(shapes)))
+
+    def run(feed: Feed) -> Values:
+        try:
+            session = opened(tuple((name, array.shape) for name, array in feed.items()))
+        except ModelError as error:
+            raise DataError(f"the model does not open with the sizes of a sample: {error}") from None
+        return session(feed)
+
+    return run
 
 
 def register() -> dict[str, str]:
@@ -73,7 +99,9 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     """
     settings, builder = register(), name_release()
     try:
-        taken = assign_nodes(mark_promises(reading, options.shapes), PROVIDER, settings)
+        # A device has fixed sizes; smallest ones stand for those that are not given.
+        sizes = {name: least for name, (least, _, _) in profiles(reading.proto, options.shapes).items()}
+        taken = assign_nodes(mark_promises(reading, {**sizes, **options.shapes}), PROVIDER, settings)
     except ModelError as error:
         return Built(builder, (about_model("build", str(error)),))
     providers = {number: provider for name, provider in taken.items() for number in find_marks([name])}
