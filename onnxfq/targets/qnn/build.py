@@ -17,12 +17,13 @@ import onnx
 from onnxfq.data import Feed
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.external.weightless import with_weights
+from onnxfq.graph.model import bodies
 from onnxfq.graph.ops import MOVES
 from onnxfq.runtime.optimized_graph import assign_nodes, open_with_provider, register_library
 from onnxfq.runtime.ort import new_options
 from onnxfq.runtime.plain_session import as_function
 from onnxfq.targets.findings import Verdict, about_model
-from onnxfq.targets.profiles import fix_sizes, profiles
+from onnxfq.targets.profiles import Range, fix_sizes, profiles
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.proof import Built, describe_node
@@ -55,7 +56,8 @@ def name_release() -> str:
 def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
     """Return a function from a feed to the outputs of `model`, with the HTP's emulation and the CPU.
 
-    The HTP takes fixed sizes alone. A model with open sizes has a session for each shape of its feeds.
+    The HTP takes fixed sizes alone. A model with open sizes, and without bodies, has a session for each
+    shape of its feeds.
 
     Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, ModelError if the session
     refuses the model; the function raises DataError if a run fails.
@@ -70,7 +72,7 @@ def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
             fix_sizes(proto, shapes)
         return as_function(open_with_provider(proto, PROVIDER, settings, new_options(threads)))
 
-    if not profiles(given, {}):
+    if not _least_sizes(given, {}):
         return open_fixed({})
     opened = lru_cache(_KEPT)(lambda shapes: open_fixed(dict(shapes)))
 
@@ -91,6 +93,18 @@ def register() -> dict[str, str]:
     return {"backend_path": library.get_qnn_htp_path(), "htp_arch": ARCHITECTURE}
 
 
+def _least_sizes(
+    proto: onnx.ModelProto, given: Mapping[str, Sequence[int | Range]]
+) -> dict[str, Sequence[int | Range]]:
+    """Return the smallest shape of each input of open sizes; none for a model with bodies.
+
+    ONNX Runtime 1.31.1 and 1.32.0 end the process if fixed sizes decide an If between pairs.
+    """
+    if any(map(bodies, proto.graph.node)):
+        return {}
+    return {name: least for name, (least, _, _) in profiles(proto, given).items()}
+
+
 def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     """Open the model with the HTP and return which promised nodes it takes.
 
@@ -100,8 +114,8 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     settings, builder = register(), name_release()
     try:
         # A device has fixed sizes; smallest ones stand for those that are not given.
-        sizes = {name: least for name, (least, _, _) in profiles(reading.proto, options.shapes).items()}
-        taken = assign_nodes(mark_promises(reading, {**sizes, **options.shapes}), PROVIDER, settings)
+        shapes = _least_sizes(reading.proto, options.shapes) | dict(options.shapes)
+        taken = assign_nodes(mark_promises(reading, shapes), PROVIDER, settings)
     except ModelError as error:
         return Built(builder, (about_model("build", str(error)),))
     providers = {number: provider for name, provider in taken.items() for number in find_marks([name])}
