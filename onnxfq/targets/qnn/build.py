@@ -18,7 +18,7 @@ from onnxfq.data import Feed
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.external.weightless import with_weights
 from onnxfq.graph.model import bodies
-from onnxfq.graph.ops import MOVES
+from onnxfq.graph.ops import MOVES, REPEATS
 from onnxfq.runtime.optimized_graph import assign_nodes, open_with_provider, register_library
 from onnxfq.runtime.ort import new_options
 from onnxfq.runtime.plain_session import as_function
@@ -131,8 +131,8 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
 def _judge(provider: str | None, op: str) -> Verdict:
     """Return the precision of a node on `provider`; None if no node that runs has its name.
 
-    ONNX Runtime joins moves of data with those around them, or with a product.
+    ONNX Runtime joins moves of data with those around them, or with a product, and repeats constants itself.
     """
     if provider is None:
-        return "low" if op in MOVES else "missing"
+        return "low" if op in MOVES | REPEATS else "missing"
     return "low" if provider == PROVIDER else "float"
