@@ -8,7 +8,7 @@ where there is a Softmax. `quantize_static` with a scale for each channel quanti
 and `get_qnn_qdq_config` for QNN. Both models are preprocessed by ONNX Runtime's tools. All tools have 8 bits.
 QNN needs an environment with the package onnxruntime-qnn: the emulation of the HTP is asked. The runtime says
 which products it runs in integers. For QNN other columns have onnxfq's recipe with ranges from least to
-largest value, as its quantizer has them. If onnxfq is lower by these ranges, its difference has an interval
+largest value, as its quantizer has them. If onnxfq is lower by its default, their difference has an interval
 over ten draws of the weights. No time is measured.
 """
 
@@ -48,8 +48,8 @@ T_OF_DRAWS = 2.262
 MINMAX, QNN = "with minmax", "get_qnn_qdq_config"
 REMARKS = {
     "qnn": f" The quantizer of QNN takes ranges from least to largest value, as the column `{MINMAX}` does. "
-    f"The last column has the difference in dB over {DRAWS} draws of the weights for lower figures: a mean "
-    "with its 95% interval."
+    f"The last column has the difference of onnxfq from it in dB over {DRAWS} draws of the weights, where "
+    "onnxfq is lower by default: a mean with its 95% interval."
 }
 """Causes of a difference between tools, by runtime."""
 
@@ -162,9 +162,10 @@ def main() -> None:
                 if given.only in name:
                     rows.append(compare(name, target, tools))
                     if target == "qnn":
-                        same, peer = (rows[-1][2 * [*tools].index(tool) + 3] for tool in (MINMAX, QNN))
-                        lower = bool(peer) and float(same) < float(peer)
-                        rows[-1].append(explain_lower(name, target, others) if lower else "")
+                        own, peer = rows[-1][3], rows[-1][2 * [*tools].index(QNN) + 3]
+                        lower = bool(peer) and float(own) < float(peer)
+                        both = {"onnxfq": tools["onnxfq"], QNN: by_qnn}
+                        rows[-1].append(explain_lower(name, target, both) if lower else "")
                     print(*rows[-1], sep=" | ", flush=True)
         heads = [f"{tool}: {what}" for tool in tools for what in ("in integers", "dB")]
         heads += ["difference of draws"] * (target == "qnn")

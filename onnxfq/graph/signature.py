@@ -11,6 +11,9 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.ops import ONNX_QUANTIZERS, SIZED_BY_VALUES
 
+TYPE_ATTRIBUTES = frozenset({"to", "output_dtype", "dtype"})
+"""Attributes that name an element type."""
+
 
 def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
     """Return the names of the outputs in order."""
@@ -31,7 +34,7 @@ def element_types(proto: onnx.ModelProto) -> set[int]:
     for attribute in (a for node in list_nodes(proto.graph) for a in node.attribute):
         if attribute.type == onnx.AttributeProto.TENSOR:
             kinds.add(attribute.t.data_type)
-        elif attribute.name in ("to", "output_dtype", "dtype"):
+        elif attribute.name in TYPE_ATTRIBUTES:
             kinds.add(attribute.i)
     return kinds
 

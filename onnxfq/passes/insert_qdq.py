@@ -328,6 +328,7 @@ def _parameters(
     name = placement.tensor
     scale = params.scale.astype(FLOATS[placement.float_type].dtype)
     constants = [editor.constant(f"{name}/scale", scale)]
-    if written.opset < _OUTPUT_DTYPE_OPSET or written.zero_points or np.any(params.zero_point):
+    needed = written.zero_points and not written.encoding.spec.granularity.is_blocked
+    if written.opset < _OUTPUT_DTYPE_OPSET or needed or np.any(params.zero_point):
         constants.append(editor.constant(f"{name}/zero_point", params.zero_point.astype(carrier.dtype)))
     return constants

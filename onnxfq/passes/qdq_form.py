@@ -35,7 +35,8 @@ class QdqForm:
         finish: returns the exported model with the target's additions.
         sets_apart: whether the runtime fuses an operator with the pairs around it, so that one that stays in
             float needs another operator between.
-        zero_points: whether Q and DQ have a zero point as input, also 0 where the opset can do without.
+        zero_points: whether Q and DQ without blocks have zero points as input, also 0 at opsets that can do
+            without: ONNX Runtime fuses a Gemm with no other pairs.
     """
 
     writer: Callable[[Placement], Writer | None] = lambda placement: None

@@ -8,6 +8,7 @@ import onnx
 
 from onnxfq.graph.io.load import load
 from onnxfq.passes.insert_qdq import with_qdq
+from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.quantized.extract_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
 from onnxfq.quantized.recognize_fake_quantize import recognize_rounding
 from onnxfq.targets.target import DEFAULT_TARGET, prepare_model
@@ -39,5 +40,5 @@ def lower(lifted: Lifted) -> onnx.ModelProto:
             "between two steps may round differently; train with arithmetic='divide'",
             lifted.reciprocal,
         )
-    inserted = with_qdq(lifted.model, lifted.plan, lifted.encodings)
+    inserted = with_qdq(lifted.model, lifted.plan, lifted.encodings, form=QdqForm(zero_points=True))
     return drop_copies(inserted).proto

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import MOVES
+from onnxfq.graph.signature import output_names
 from onnxfq.torch.calls import CallPlace, Function, Outer, name_of
 from onnxfq.torch.layers import layer_kind
 from onnxfq.torch.recording import CallRecord
@@ -197,6 +198,9 @@ class CallNames:
         node = self._nodes.get(use.node)
         if node is None or use.input >= len(node.input):
             return None
+        ends = output_names(self.prepared.proto)
+        if node.op_type == "Cast" and node.output[0] in ends:  # it gives a result its type
+            return self._find(Use("", ends.index(node.output[0])))
         name = node.input[use.input]
         rewritten = (place for reader, place in self._places_of(name) if reader not in self._nodes)
         maker = self.prepared.index.makers.get(name)

@@ -65,8 +65,6 @@ def test_promises_of_trained_networks_are_kept(path: Path, target: str) -> None:
     if target == "openvino" and find_spec("openvino") is None:
         pytest.skip("OpenVINO is not installed")
     proto = onnx.load(path)
-    if any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in proto.graph.initializer):
-        pytest.skip("of a model in float16 rules say what runs in float")
     try:
         assert_kept(proto, target)
     except DataError as error:

@@ -219,7 +219,7 @@ def test_turned_weights_are_stored() -> None:
     proto = transposed_weight()
     qdq = written(proto, "qnn-a16w8")
     assert "Transpose" not in {node.op_type for node in qdq.graph.node}
-    assert not onnxfq.check(qdq, "qnn").findings
+    assert [one.rule for one in onnxfq.check(qdq, "qnn").findings] == ["open-size"]
     feed = feed_for(proto)
     got, wanted = (Session(one, 1, exact=True).run(feed)[0] for one in (qdq, proto))
     np.testing.assert_allclose(got, wanted, atol=np.abs(wanted).max() / 50)
@@ -628,6 +628,27 @@ def test_the_htp_takes_a_whole_transformer(recipe: str, tmp_path: Path) -> None:
     assert noise[0] < noise[1] * 10**0.1
 
 
+@pytest.mark.parametrize("size", ["N", "2"])
+def test_open_sizes(size: str) -> None:
+    """The HTP takes fixed sizes alone: a warning says so, and each size of the samples has a session."""
+    text = (
+        f"g (float[{size},16] x) => (float[{size},8] y) {{ a = MatMul (x, w) b = Sigmoid (a) y = Neg (b) }}"
+    )
+    qdq = written(build(text, {"w": weights(16, 8)}), "qnn-int8")
+    found = [one for one in onnxfq.check(qdq, "qnn").findings if one.rule == "open-size"]
+    assert [one.severity for one in found] == ["warning"] * (size == "N")
+    if find_spec("onnxruntime_qnn") is None:
+        return
+    result = onnxfq.check(qdq, "qnn", build=BuildOptions())
+    assert result.coverage and all(row.kept == row.promised for row in result.coverage), result.table()
+    run, reference = qnn_build.open_model(qdq), Session(qdq, 1, exact=True)
+    for count in (2, 2) if size == "2" else (1, 3, 1):
+        feed = {"x": weights(count, 16, seed=count)}
+        (want,) = reference.run(feed)
+        # The HTP rounds values midway otherwise: three roundings, each by one step of 1/255.
+        np.testing.assert_allclose(run(feed)["y"], want, atol=3.1 / 255)
+
+
 @pytest.mark.parametrize(("second", "as_meant"), [(np.uint8, True), (np.uint16, False)])
 def test_second_operands_of_the_htp(second: type, as_meant: bool) -> None:
     """The emulated HTP multiplies 16 bits with 8: 40 dB and not 80 where both have 16."""
@@ -829,11 +850,8 @@ def test_commands(
     assert main([*words, "--quiet"]) == 0
     assert main(["check", "m.onnx", "--target", "qnn", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert not result["findings"] and {row["op_type"] for row in result["coverage"]} >= {
-        "Add",
-        "Conv",
-        "Gemm",
-    }
+    assert [one["rule"] for one in result["findings"]] == ["open-size"]
+    assert {row["op_type"] for row in result["coverage"]} >= {"Add", "Conv", "Gemm"}
     stored = {tensor.data_type for tensor in onnx.load("m.onnx").graph.initializer}
     assert {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32} <= stored
     assert main(["check", "m.onnx", "--target", "qnn", "--build"]) == 1

@@ -12,7 +12,6 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import BLOCK_PRODUCTS, INTEGER_PRODUCTS, QDQ_OPS
 from onnxfq.runtime.optimized_graph import VERSION, optimize_graph
 from onnxfq.targets.findings import EngineNode, Verdict, about_model
-from onnxfq.targets.onnxruntime.float_kernels import explain_half
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.node_sites import CLIPPING, NodeSite
@@ -96,7 +95,12 @@ def explain_float(promised: ExpectedPrecision, op_types: Collection[str]) -> str
     halves = {operand.pair.float_type for operand in promised.operands if operand.pair is not None}
     halves -= {TensorProto.FLOAT, TensorProto.UNDEFINED}
     if halves:
-        return explain_half(type_name(min(halves)))
+        return (
+            f"ONNX Runtime puts Casts between {type_name(min(halves))} pairs and most products, which run in "
+            "float then; quantize the float model with recipe onnxruntime-int8, whose pairs are float32"
+        )
+    if site.op == "Gemm" and not all(pair.site.input(2) for pair in promised.pairs):
+        return "ONNX Runtime fuses no Gemm without zero points; give its DequantizeLinear nodes one, also 0"
     if site.op == "MatMul" and _GEMMS & set(op_types):
         return (
             "ONNX Runtime joins it with the sum behind it to a Gemm, and fuses it only with a bias of int32 "

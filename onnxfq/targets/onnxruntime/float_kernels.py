@@ -43,7 +43,7 @@ def note_float_kernels(
     kept = [d for d in leave_out_fixed(decisions, nodes) if d.op_type != "Resize" or copies(by_name[d.node])]
     right = {p.tensor for d in kept for p in d.placements if not _is_left(p, d)}
     turned = [_with_unsigned_left(d, right) for d in kept]
-    return [_note(d, _explain_types(d) or explain(by_name[d.node])) for d in turned]
+    return [d.with_note(why) if (why := explain(by_name[d.node])) else d for d in turned]
 
 
 def _is_left(placement: Placement, decision: NodeDecision) -> bool:
@@ -64,24 +64,3 @@ def _with_unsigned_left(decision: NodeDecision, right: Collection[str]) -> NodeD
         for p in decision.placements
     )
     return replace(decision, placements=tuple(placements))
-
-
-def explain_half(float_type: str) -> str:
-    """Return why products of tensors of `float_type` run in float, with the remedy."""
-    return (
-        f"ONNX Runtime puts Casts between {float_type} pairs and most products, which then run in float; "
-        "convert the model to float32 first"
-    )
-
-
-def _explain_types(decision: NodeDecision) -> str:
-    halves = sorted({placement.float_type for placement in decision.placements} - {"float32"})
-    return explain_half(halves[0]) if halves else ""
-
-
-def _note(decision: NodeDecision, why: str) -> NodeDecision:
-    noted = (
-        p if not why or p.why.endswith(why) else p.model_copy(update={"why": f"{p.why}; {why}"})
-        for p in decision.placements
-    )
-    return replace(decision, placements=tuple(noted))

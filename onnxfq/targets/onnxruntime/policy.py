@@ -16,6 +16,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.join_biases import join_biases
 from onnxfq.passes.product_forms import write_products
 from onnxfq.passes.qdq_form import QdqForm
+from onnxfq.passes.widen_halves import widen_halves
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.type_inference import with_session_shapes
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
@@ -52,16 +53,11 @@ def _refuses(placement: Placement, operands: Operands) -> str:
 
 def _keeps_float(operands: Operands) -> str:
     for placement in operands.placements:
-        spec, kind = placement.spec, placement.float_type
-        if spec.dynamic and operands.node.op in CONVOLUTIONS:
+        if placement.spec.dynamic and operands.node.op in CONVOLUTIONS:
             return (
                 f"ONNX Runtime has no integer kernel of {operands.node.op} with dynamic scales, and the pair "
                 "would only slow it down"
             )
-        if spec.dynamic and kind != "float32":
-            return f"DynamicQuantizeLinear takes float32 only, and {placement.tensor!r} is {kind}"
-        if spec.scale_type != "float32" and kind != "float32":
-            return f"scales have the type of {placement.tensor!r}, and {kind} lacks small scales of blocks"
     return ""
 
 
@@ -90,7 +86,7 @@ _UNITS = {
 
 def _prepare(model: Model) -> Model:
     # A turned weight of several products is turned in each, in float.
-    model = store_turned(write_products(fold_batch_norm(model)), readers=2)
+    model = store_turned(write_products(fold_batch_norm(widen_halves(model))), readers=2)
     return join_biases(with_session_shapes(model))
 
 
@@ -112,6 +108,6 @@ ONNXRUNTIME = Target(
     ),
     recipes=RECIPES,
     check=check_model,
-    form=QdqForm(edit=set_products_apart, finish=keep_floats, sets_apart=True),
+    form=QdqForm(edit=set_products_apart, finish=keep_floats, zero_points=True, sets_apart=True),
     prepare=_prepare,
 )

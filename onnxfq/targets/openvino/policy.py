@@ -152,11 +152,8 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     }
     signed -= joined | positive
     return [
-        replace(
-            decision,
-            placements=tuple(_make_unsigned(_make_signed(p, signed), joined) for p in decision.placements),
-        )
-        for decision in decisions
+        replace(d, placements=tuple(_choose_signs(p, signed, joined) for p in d.placements))
+        for d in decisions
     ]
 
 
@@ -200,22 +197,17 @@ def _find_before_channel_scales(decisions: Collection[NodeDecision], nodes: Coll
     return before
 
 
-def _make_unsigned(placement: Placement, tensors: Collection[str]) -> Placement:
-    spec = placement.spec
-    if placement.tensor not in tensors or placement.role != "activation" or spec.qtype.name != "int8":
+def _choose_signs(placement: Placement, signed: Collection[str], joined: Collection[str]) -> Placement:
+    """Return the placement with 8 signed bits for the tensors of one set, and unsigned ones for another."""
+    spec, activation = placement.spec, placement.role == "activation"
+    if placement.tensor in joined and activation and spec.qtype.name == "int8":
+        qtype, why = "uint8", "unsigned, for OpenVINO computes a signed grid behind a Concat otherwise"
+    elif placement.tensor in signed and not spec.symmetric and spec.qtype.bits == 8:
+        qtype, why = "int8", "signed, for OpenVINO multiplies it in 8 bits without a zero point only"
+    else:
         return placement
-    unsigned = spec.model_copy(update={"qtype": qtype_by_name("uint8"), "symmetric": False})
-    why = f"{placement.why}; unsigned, for OpenVINO computes a signed grid behind a Concat otherwise"
-    return placement.model_copy(update={"spec": unsigned, "why": why})
-
-
-def _make_signed(placement: Placement, tensors: Collection[str]) -> Placement:
-    spec = placement.spec
-    if placement.tensor not in tensors or spec.symmetric or spec.qtype.bits != 8:
-        return placement
-    signed = spec.model_copy(update={"qtype": qtype_by_name("int8"), "symmetric": True})
-    why = f"{placement.why}; signed, for OpenVINO multiplies it in 8 bits without a zero point only"
-    return placement.model_copy(update={"spec": signed, "why": why})
+    changed = spec.model_copy(update={"qtype": qtype_by_name(qtype), "symmetric": qtype == "int8"})
+    return placement.model_copy(update={"spec": changed, "why": f"{placement.why}; {why}"})
 
 
 def _is_bridge(node: gs.Node, qtype: QType) -> bool:

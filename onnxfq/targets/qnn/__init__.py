@@ -7,7 +7,8 @@ from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.normalize.turned_weights import store_turned
 from onnxfq.passes.product_forms import write_products
 from onnxfq.passes.qdq_form import QdqForm
-from onnxfq.passes.separate_biases import separate_biases
+from onnxfq.passes.separate_constants import find_bias, separate_constants
+from onnxfq.passes.widen_halves import widen_halves
 from onnxfq.runtime.type_inference import with_session_shapes
 from onnxfq.targets.onnxruntime.float_products import keep_floats
 from onnxfq.targets.qnn.build import name_release, open_model
@@ -21,8 +22,8 @@ from onnxfq.targets.target import Target
 
 
 def _prepare(model: Model) -> Model:
-    model = with_session_shapes(store_turned(write_products(fold_batch_norm(model))))
-    return separate_biases(fuse_gelus(fuse_norms(model)))
+    model = with_session_shapes(store_turned(write_products(fold_batch_norm(widen_halves(model)))))
+    return separate_constants(fuse_gelus(fuse_norms(model)), find_bias)
 
 
 QNN = Target(

@@ -6,20 +6,24 @@ not depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from onnxfq.data import Feed
-from onnxfq.errors import ModelError, RuntimeLibraryError
+from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.external.weightless import with_weights
-from onnxfq.graph.ops import MOVES
+from onnxfq.graph.model import bodies
+from onnxfq.graph.ops import MOVES, REPEATS
 from onnxfq.runtime.optimized_graph import assign_nodes, open_with_provider, register_library
 from onnxfq.runtime.ort import new_options
 from onnxfq.runtime.plain_session import as_function
 from onnxfq.targets.findings import Verdict, about_model
+from onnxfq.targets.profiles import Range, fix_sizes, profiles
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.proof import Built, describe_node
@@ -28,6 +32,8 @@ from onnxfq.targets.target import AnyModel, BuildOptions, Values
 DEVICE = "HTP"
 PROVIDER = "QNNExecutionProvider"
 ARCHITECTURE = "75"
+_KEPT = 4
+"""Most sessions of one model, for feeds of other sizes."""
 
 
 def load_library() -> Any:
@@ -50,12 +56,34 @@ def name_release() -> str:
 def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
     """Return a function from a feed to the outputs of `model`, with the HTP's emulation and the CPU.
 
+    The HTP takes fixed sizes alone. A model with open sizes, and without bodies, has a session for each
+    shape of its feeds.
+
     Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, ModelError if the session
     refuses the model; the function raises DataError if a run fails.
     """
     settings = register()
-    proto = with_weights(onnx.load(model) if isinstance(model, Path) else model)
-    return as_function(open_with_provider(proto, PROVIDER, settings, new_options(threads)))
+    given = with_weights(onnx.load(model) if isinstance(model, Path) else model)
+
+    def open_fixed(shapes: Mapping[str, Sequence[int]]) -> Callable[[Feed], Values]:
+        proto = given
+        if shapes:
+            proto = deepcopy(given)
+            fix_sizes(proto, shapes)
+        return as_function(open_with_provider(proto, PROVIDER, settings, new_options(threads)))
+
+    if not _least_sizes(given, {}):
+        return open_fixed({})
+    opened = lru_cache(_KEPT)(lambda shapes: open_fixed(dict(shapes)))
+
+    def run(feed: Feed) -> Values:
+        try:
+            session = opened(tuple((name, array.shape) for name, array in feed.items()))
+        except ModelError as error:
+            raise DataError(f"the model does not open with the sizes of a sample: {error}") from None
+        return session(feed)
+
+    return run
 
 
 def register() -> dict[str, str]:
@@ -63,6 +91,18 @@ def register() -> dict[str, str]:
     library = load_library()
     register_library(PROVIDER, library.get_library_path())
     return {"backend_path": library.get_qnn_htp_path(), "htp_arch": ARCHITECTURE}
+
+
+def _least_sizes(
+    proto: onnx.ModelProto, given: Mapping[str, Sequence[int | Range]]
+) -> dict[str, Sequence[int | Range]]:
+    """Return the smallest shape of each input of open sizes; none for a model with bodies.
+
+    ONNX Runtime 1.31.1 and 1.32.0 end the process if fixed sizes decide an If between pairs.
+    """
+    if any(map(bodies, proto.graph.node)):
+        return {}
+    return {name: least for name, (least, _, _) in profiles(proto, given).items()}
 
 
 def build_model(reading: CheckContext, options: BuildOptions) -> Built:
@@ -73,7 +113,9 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     """
     settings, builder = register(), name_release()
     try:
-        taken = assign_nodes(mark_promises(reading, options.shapes), PROVIDER, settings)
+        # A device has fixed sizes; smallest ones stand for those that are not given.
+        shapes = _least_sizes(reading.proto, options.shapes) | dict(options.shapes)
+        taken = assign_nodes(mark_promises(reading, shapes), PROVIDER, settings)
     except ModelError as error:
         return Built(builder, (about_model("build", str(error)),))
     providers = {number: provider for name, provider in taken.items() for number in find_marks([name])}
@@ -89,8 +131,8 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
 def _judge(provider: str | None, op: str) -> Verdict:
     """Return the precision of a node on `provider`; None if no node that runs has its name.
 
-    ONNX Runtime joins moves of data with those around them, or with a product.
+    ONNX Runtime joins moves of data with those around them, or with a product, and repeats constants itself.
     """
     if provider is None:
-        return "low" if op in MOVES else "missing"
+        return "low" if op in MOVES | REPEATS else "missing"
     return "low" if provider == PROVIDER else "float"

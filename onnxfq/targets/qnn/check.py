@@ -22,8 +22,9 @@ from onnxfq.graph.ops import (
 )
 from onnxfq.graph.patterns.bias_sums import find_bias_sum
 from onnxfq.graph.patterns.whole_numbers import find_whole_numbers
-from onnxfq.targets.findings import Finding
+from onnxfq.targets.findings import Finding, about_model
 from onnxfq.targets.onnxruntime.float_products import rounded_products
+from onnxfq.targets.profiles import profiles
 from onnxfq.targets.qnn.build import build_model
 from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
 from onnxfq.targets.qnn.policy import GROUP_AXES, GROUPS, LIMITS
@@ -214,9 +215,20 @@ def _limits(site: NodeSite) -> Bounds | None:
     return bounds_of(site.node, given)
 
 
+def open_sizes(reading: CheckContext) -> Iterator[Finding]:
+    """Warn of inputs of open sizes: the HTP takes none of the nodes behind them."""
+    if names := ", ".join(map(repr, profiles(reading.proto, {}))):
+        message = (
+            f"open sizes of {names} leave all nodes to the CPU; fix them in the file, or by "
+            "free dimension overrides of the session"
+        )
+        yield about_model("open-size", message, "warning")
+
+
 RULES: tuple[Rule, ...] = (
     check_quantized,
     refuse_simulated("QNN"),
+    open_sizes,
     operators,
     node_units,
     gains,

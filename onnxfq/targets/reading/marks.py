@@ -14,7 +14,7 @@ import onnx
 
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.ops import SCALES
-from onnxfq.targets.profiles import Range, profiles
+from onnxfq.targets.profiles import Range, fix_sizes, profiles
 from onnxfq.targets.reading.context import CheckContext
 
 # A runtime may give the name of such an operator to the product that it is joined with.
@@ -58,9 +58,5 @@ def mark_promises(reading: CheckContext, shapes: Mapping[str, Sequence[int | Ran
     for graph in list_graphs(marked.graph):
         for tensor in (*graph.initializer, *graph.output):
             tensor.name = tensors.get(tensor.name, tensor.name)
-        del graph.value_info[:]
-    for value in marked.graph.input:
-        sizes = wanted[value.name][1] if value.name in shapes else ()
-        for dim, size in zip(value.type.tensor_type.shape.dim, sizes, strict=False):
-            dim.dim_value = size
+    fix_sizes(marked, {name: usual for name, (_, usual, _) in wanted.items() if name in shapes})
     return marked

@@ -1,0 +1,115 @@
+"""Models of 16-bit floats in float32: the numbers, the ends, and what ONNX Runtime makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from builders import BUILDERS, build, weights
+from half_models import HALVES, as_type, half_feed
+
+import onnxfq
+from onnxfq.graph.io.load import load
+from onnxfq.numerics.float_types import FLOATS
+from onnxfq.passes.widen_halves import widen_halves
+from onnxfq.runtime.float32_emulation import holds_types
+from onnxfq.runtime.session import Session
+from onnxfq.targets.target import BuildOptions, prepare_model
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_structure(name: str, kind: str) -> None:
+    """Valid, the ends as they were, and the numbers of the model whose results are rounded once more."""
+    given = load(as_type(BUILDERS[name](), kind))
+    wide, feed = widen_halves(given).proto, half_feed(given.proto)
+    onnx.checker.check_model(wide, full_check=True)
+    for ends in ("input", "output"):
+        types = [[(value.name, value.type) for value in getattr(m.graph, ends)] for m in (given.proto, wide)]
+        assert types[0] == types[1]
+    ends = {value.name for value in (*wide.graph.input, *wide.graph.output)}
+    inner = {t.data_type for t in wide.graph.initializer}
+    inner |= {v.type.tensor_type.elem_type for v in wide.graph.value_info if v.name not in ends}
+    assert not inner & {*HALVES.values()}
+    for found, wanted in zip(
+        Session(wide, 1).run(feed), Session(given.proto, 1, exact=True).run(feed), strict=True
+    ):
+        assert found.dtype == wanted.dtype
+        # Each operator of the given model rounds its result: a few steps of the type.
+        step = 8 * FLOATS[kind].step
+        np.testing.assert_allclose(
+            np.float32(found), np.float32(wanted), rtol=step, atol=step * max(1.0, np.abs(wanted).max())
+        )
+
+
+def test_float32_models_stay() -> None:
+    """A model without 16-bit floats is the model itself."""
+    model = load(BUILDERS["gemm"]())
+    assert widen_halves(model) is model
+
+
+def test_ends_that_are_one_and_casts() -> None:
+    """An input that is an output stays; a Cast between floats vanishes, one to integers does not."""
+    text = """g (float16[N,4] x, float[N,4] z) => (float16[N,4] x, float16[N,4] y, int64[N,4] i) {
+        n = Cast <to = 10> (z) [first] y = MatMul (n, w) i = Cast <to = 7> (y) }"""
+    given = load(build(text, {"w": weights(4, 4).astype(np.float16)}))
+    wide = widen_halves(given)
+    onnx.checker.check_model(wide.proto, full_check=True)
+    assert [node.op_type for node in wide.proto.graph.node].count("Identity") == 1
+    feed = {"x": weights(3, 4).astype(np.float16), "z": weights(3, 4)}
+    for found, wanted in zip(
+        Session(wide.proto, 1).run(feed), Session(given.proto, 1, exact=True).run(feed), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=2**-8)  # roundings between operators
+
+
+PLACES = {
+    "a sequence": "s = SequenceConstruct (x, x) z = Constant <value = int64 {0}> () e = SequenceAt (s, z)",
+    "an optional": "o = Optional (x) e = OptionalGetElement (o)",
+    "a filled tensor": "s = Shape (x) o = ConstantOfShape <value = float16[1] {1}> (s) "
+    "a = Add (x, o) e = CastLike (a, x)",
+    "a loop": """n = Constant <value = int64 {2}> () c = Constant <value = bool {1}> ()
+        e = Loop (n, c, x) <body = b (int64 i, bool k, float16[N,4] h) => (bool l, float16[N,4] m)
+            { l = Identity (k) m = MatMul (h, w) }>""",
+    "a branch that gives an input": """c = Constant <value = bool {1}> () e = If (c) <
+        then_branch = one () => (float16[N,4] p) { p = MatMul (x, w) },
+        else_branch = other () => (float16[N,4] q) { q = Identity (x) } >""",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_where_types_are_written(place: str) -> None:
+    """Types of sequences, optionals, bodies and filled tensors follow, and the numbers stay."""
+    text = f"g (float16[N,4] x) => (float16[N,4] y) {{ {PLACES[place]} y = MatMul (e, w) }}"
+    given = load(build(text, {"w": weights(4, 4).astype(np.float16)}, opset=18))
+    wide, feed = widen_halves(given).proto, {"x": weights(3, 4).astype(np.float16)}
+    onnx.checker.check_model(wide, full_check=True)
+    found, wanted = (Session(wide, 1).run(feed)[0], Session(given.proto, 1, exact=True).run(feed)[0])
+    np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=2**-8)  # roundings between operators
+
+
+def test_models_of_sequences_stay() -> None:
+    """A model that gives a sequence keeps the type that its users read."""
+    text = "g (float16[N,4] x) => (seq(float16[N,4]) y) { m = MatMul (x, w) y = SequenceConstruct (m, m) }"
+    given = load(build(text, {"w": weights(4, 4).astype(np.float16)}))
+    assert widen_halves(given) is given
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "qnn"])
+def test_the_targets_take_it(target: str) -> None:
+    """No tensor between the ends has 16 bits once a target without such integer kernels prepares it."""
+    model = prepare_model(load(as_type(BUILDERS["gemm"](), "float16")), target)
+    assert holds_types(model.proto, frozenset({HALVES["float16"]}))
+    assert {tensor.data_type for tensor in model.proto.graph.initializer} == {onnx.TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("name", ["gemm", "conv_relu"])
+def test_onnxruntime_runs_it_in_integers(name: str, kind: str) -> None:
+    """A 16-bit model runs in integers as its recipe promises, by ONNX Runtime's word."""
+    proto = as_type(BUILDERS[name](), kind)
+    quiet = onnxfq.AccuracyTarget(repair=None)
+    made = onnxfq.quantize(proto, half_feed(proto), recipe="onnxruntime-int8", accuracy=quiet)
+    result = onnxfq.check(made.qdq, "onnxruntime", build=BuildOptions())
+    assert result.coverage and all(row.kept == row.promised for row in result.coverage), result.table()
