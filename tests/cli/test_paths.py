@@ -74,8 +74,7 @@ def test_odd_paths_in_python(odd: str, inputs: Path, monkeypatch: pytest.MonkeyP
                 onnxfq.quantize(**taken | {name: odd})
             else:
                 onnxfq.quantize(**taken, sources=onnxfq.Sources(**{name: odd}))
-        except onnxfq.errors.OnnxfqError as error:
-            assert "\n" not in str(error)
+        except onnxfq.errors.OnnxfqError:
             refused += 1
     for name in ("labels", "metric"):
         with pytest.raises(onnxfq.errors.OnnxfqError):
