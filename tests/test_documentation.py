@@ -35,7 +35,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory, digit_images: np.ndarray) 
     """A folder with the files that pages begin with: digits and their classes, a decoder, checkpoints."""
     folder = tmp_path_factory.mktemp("pages")
     onnx.save(short_digits(), folder / "model.onnx")
-    np.savez(folder / "calibration.npz", image=digit_images[8000:8040])
+    np.savez(folder / "calibration.npz", image=digit_images[8000:8024])
     logits = Session(short_digits(), 1).run({"image": digit_images[8500:9000]})[0]
     clear = np.argsort(np.diff(np.sort(logits)[:, -2:])[:, 0])[-32:]
     np.savez(folder / "test.npz", image=digit_images[8500:9000][clear])
@@ -118,8 +118,8 @@ def test_a_tutorial_leads_to_checked_models(
     The network has learned its task, the quantized ones keep it, and onnx's checker accepts them.
     """
     if page.stem == "tutorial-onnx":  # it shows no figure of the digits, so fewer do
-        monkeypatch.setattr(digits, "CALIBRATION", slice(8000, 8100))
-        monkeypatch.setattr(digits, "SCORING", slice(8500, 8800))
+        monkeypatch.setattr(digits, "CALIBRATION", slice(8000, 8040))
+        monkeypatch.setattr(digits, "SCORING", slice(8500, 8700))
         digits.run_demo(tmp_path / "onnxfq-demo")
     printed = run_page(page, tmp_path, server)
     shown = "".join(blocks(page, "text")).splitlines()

@@ -94,17 +94,6 @@ def test_every_command_and_parameter_is_known() -> None:
     assert named >= VALUES.keys()
 
 
-def test_sound_lines(inputs: Path, server: CommandServer, tmp_path: Path) -> None:
-    """Every command ends well, so that an odd path is all that is wrong with a line."""
-    for command, line in SOUND.items():
-        if command == "demo":
-            continue  # test_demo.py runs it
-        folder = tmp_path / command
-        shutil.copytree(inputs, folder)
-        ended = server.run(line.split(), folder)
-        assert ended.code == 0 and not ended.fault, (command, ended)
-
-
 def find_fault(
     command: str, parameter: Parameter, odd: str, inputs: Path, folder: Path, server: CommandServer
 ) -> str:
