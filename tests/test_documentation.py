@@ -35,7 +35,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory, digit_images: np.ndarray) 
     """A folder with the files that pages begin with: digits and their classes, a decoder, checkpoints."""
     folder = tmp_path_factory.mktemp("pages")
     onnx.save(short_digits(), folder / "model.onnx")
-    np.savez(folder / "calibration.npz", image=digit_images[8000:8024])
+    np.savez(folder / "calibration.npz", image=digit_images[8000:8040])
     logits = Session(short_digits(), 1).run({"image": digit_images[8500:9000]})[0]
     clear = np.argsort(np.diff(np.sort(logits)[:, -2:])[:, 0])[-32:]
     np.savez(folder / "test.npz", image=digit_images[8500:9000][clear])
