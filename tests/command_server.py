@@ -147,7 +147,7 @@ def _serve() -> None:
     for module in sys.argv[1:]:
         importlib.import_module(module)
     if "torch.onnx" in sys.argv:
-        importlib.import_module("exporter_functions").keep_functions()
+        importlib.import_module("exporter_functions").export_once()
     for line in sys.stdin:
         job = json.loads(line)
         start = time.monotonic()

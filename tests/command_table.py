@@ -180,7 +180,6 @@ NEEDS = {
     "preprocessor": "--data images",
     "ranges": "--moments --rounding gptq",
     "ranges_from": "--moments --rounding gptq",
-    "switchable": "--format fakequant",
     "float_io": "--float fp16",
     "shape": "--build",
 }

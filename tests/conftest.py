@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was collected to the end out of the work of the garbage collector."""
+    """Let exports share torch's table; leave what was collected out of the work of the garbage collector."""
+    if "torch" in sys.modules and find_spec("onnxscript"):
+        from exporter_functions import keep_functions
+
+        keep_functions()
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)

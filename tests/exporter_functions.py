@@ -19,3 +19,13 @@ def keep_functions() -> None:
         return kept
 
     table.from_torchlib = staticmethod(from_torchlib)
+
+
+def export_once() -> None:
+    """Keep the functions and all else that a first export makes, for processes that are forked later."""
+    import torch
+
+    from onnxfq.torch import export_torch
+
+    keep_functions()
+    export_torch(torch.nn.Linear(1, 1), (torch.ones(1, 1),))

@@ -8,7 +8,6 @@ REMEDIES: dict[str, str] = {
     r"\bGPU\b|CUDA": "make gpu",
     r"onnxruntime.qnn": "make qnn, behind the licence of onnxruntime-qnn",
     r"ONNXFQ_MODELS|trained networks|real models": "ONNXFQ_MODELS=FOLDER",
-    r"ONNXFQ_SAVED_PAGES": "ONNXFQ_SAVED_PAGES=FOLDER",
     r"Chromium": "apt-get install chromium",
     r"--all-cases": "make slow CHECKS=cases",
     r"is not installed|could not import|needs tensorrt_rtx|its package|extra": "make install",

@@ -300,9 +300,8 @@ def test_labels_that_fit_no_output() -> None:
         ("best", numbers[:7], r"7 labels for"),
     ):
         model = network(kind)
-        with pytest.raises(DataError, match=words) as caught:
+        with pytest.raises(DataError, match=words):
             evaluate(model, model, {"x": X}, labels=labels)
-        assert "\n" not in str(caught.value)
 
 
 def test_forms_of_labels(tmp_path: Path) -> None:

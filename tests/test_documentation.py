@@ -118,8 +118,8 @@ def test_a_tutorial_leads_to_checked_models(
     The network has learned its task, the quantized ones keep it, and onnx's checker accepts them.
     """
     if page.stem == "tutorial-onnx":  # it shows no figure of the digits, so fewer do
-        monkeypatch.setattr(digits, "CALIBRATION", slice(8000, 8100))
-        monkeypatch.setattr(digits, "SCORING", slice(8500, 8800))
+        monkeypatch.setattr(digits, "CALIBRATION", slice(8000, 8040))
+        monkeypatch.setattr(digits, "SCORING", slice(8500, 8700))
         digits.run_demo(tmp_path / "onnxfq-demo")
     printed = run_page(page, tmp_path, server)
     shown = "".join(blocks(page, "text")).splitlines()

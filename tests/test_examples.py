@@ -16,10 +16,10 @@ PAGES = [*sorted((ROOT / "examples").glob("*/README.md")), ROOT / "models" / "RE
 # Full training takes minutes; one epoch of a fifth of the digits and a few steps run the same code.
 SHORTER = {
     "models/train.py": ["--epochs", "1"],
-    "examples/quantization_aware_training/example.py": ["--epochs", "1", "--steps", "12"],
-    "examples/torch_to_tensorrt/example.py": ["--epochs", "1", "--steps", "6"],
+    "examples/quantization_aware_training/example.py": ["--epochs", "1", "--steps", "3"],
+    "examples/torch_to_tensorrt/example.py": ["--epochs", "1", "--steps", "3"],
 }
-FEWER = {"slice(0, 8000)": "slice(0, 1500)", "8500)": "8100)", "10000)": "8700)"}
+FEWER = {"slice(0, 8000)": "slice(0, 1000)", "8500)": "8040)", "10000)": "8700)"}
 """Ends of the parts of the digits: as they are, and shorter."""
 
 pytest.importorskip("torch.nn")

@@ -162,10 +162,10 @@ ROOM_LINES: dict[str, int] = {
     "": 217,  # choices of rotations; no room fell
     "calibration": 2445,  # calibrators that reuse their arrays, a sixth faster; no room fell
     "checkpoints": 1351,  # bits and groups that no layer has are refused; no room fell
-    "cli": 1942,  # options for rotations and checkpoints; no room fell
+    "cli": 1942,  # an option for rotations; no room fell
     "data": 1768,  # a name for drawn inputs; targets fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1530,  # a field for rotations; no room fell
+    "documents": 1528,  # a field for rotations; no room fell
     "execution": 1239,  # sessions and runs that stages share, forms built when they are read; no room fell
     "graph": 4829,  # the attributes of types by name; no room fell
     "interchange": 1241,  # folders of checkpoints by GenAI's builder; no room fell
@@ -173,14 +173,14 @@ ROOM_LINES: dict[str, int] = {
     "layers": 939,  # groups that nothing reads have names; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1185,  # the signed-rank test of gains; no room fell
-    "passes": 1779,  # 16-bit floats in float32, for integer kernels; no room fell
+    "passes": 1779,  # rotations in constants; no room fell
     "placement": 1591,  # one rule of kernels for products and convolutions
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 361,  # the words for drawn inputs; targets fell
     "remedies": 1767,  # sessions and runs that stages share, forms built when they are read; no room fell
     "report": 1242,  # drawn inputs are told; targets fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1908,  # sessions and runs that stages share, forms built when they are read; no room fell
+    "stages": 1906,  # sessions and runs that stages share, forms built when they are read; no room fell
     "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6478,  # sessions of QNN for each size, Gemm at every opset; no room fell
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell

@@ -241,7 +241,6 @@ def test_refusals_write_nothing(workdir: Path, case: str) -> None:
     with pytest.raises(OnnxfqError) as caught:
         call()
     assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
     assert {path: path.read_bytes() for path in workdir.iterdir()} == before
 
 

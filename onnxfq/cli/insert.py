@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from onnxfq.cli.console import Printing
-from onnxfq.cli.option import flag, option, refuse
+from onnxfq.cli.option import option
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption
 
 _FORM = option(None, "Insert Q/DQ to hand over, or FakeQuantize nodes to evaluate.", "--format")
-_SWITCHABLE = flag(
-    "With --format fakequant, add the input onnxfq/enabled that switches to float.", "--switchable"
-)
 
 
 def insert(
@@ -21,7 +18,6 @@ def insert(
     plan: PlanOption,
     encodings: Annotated[Path, option("FILE", "Use these encodings.")],
     form: Annotated[Literal["qdq", "fakequant"], _FORM] = "qdq",
-    switchable: Annotated[bool, _SWITCHABLE] = False,
     *,
     printer: Printing,
 ) -> None:
@@ -34,20 +30,11 @@ def insert(
     from onnxfq.quantized.existing import load_existing
     from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
-    refuse(
-        switchable and form == "qdq",
-        "--switchable needs --format fakequant; standard Q/DQ nodes cannot be switched",
-    )
     planned, encoded = Plan.load(plan), load_encodings(encodings)
     loaded = load_existing(model, planned.existing)
     with weights_stored_in(scratch_for(loaded.proto, output.parent)):
-        if form == "qdq":
-            inserted = insert_qdq(loaded, planned, encoded)
-        else:
-            inserted = insert_fake_quantize(
-                loaded, planned, encoded, switches="one" if switchable else "none"
-            )
-        save(inserted, output)
+        insert_form = insert_qdq if form == "qdq" else insert_fake_quantize
+        save(insert_form(loaded, planned, encoded), output)
     coverage = [row._asdict() for row in planned.coverage()]
     record = {"form": form, "coverage": coverage, "files": [output]}
     printer.report(record, f"inserted   {form}: {coverage_line(planned)}")

@@ -144,4 +144,4 @@ def test_a_calibrator_that_fails(registered, function, says):
             [feed_for(conv_relu())],
             recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "odd"}),
         )
-    assert f"calibrator 'odd' {says}" in str(caught.value) and "\n" not in str(caught.value)
+    assert f"calibrator 'odd' {says}" in str(caught.value)

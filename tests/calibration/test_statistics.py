@@ -297,7 +297,7 @@ def test_damaged_arrays(tmp_path, changes, words):
     with pytest.raises(StatisticsError) as caught:
         Statistics.load(path)
     assert str(caught.value).startswith(f"{path} is not a statistics file (") and words in str(caught.value)
-    assert str(caught.value).endswith("; make it with `onnxfq observe`") and "\n" not in str(caught.value)
+    assert str(caught.value).endswith("; make it with `onnxfq observe`")
 
 
 @pytest.mark.parametrize("kind", ["text", "empty", "cut", "bits", "single", "folder"])
@@ -317,11 +317,8 @@ def test_damaged_files(tmp_path, kind):
         path.write_bytes(content)
     else:
         path.write_bytes({"text": b"hello", "empty": b"", "cut": bytes(content[:-90])}[kind])
-    with pytest.raises(
-        StatisticsError, match="is not a statistics file .*; make it with `onnxfq observe`"
-    ) as caught:
+    with pytest.raises(StatisticsError, match="is not a statistics file .*; make it with `onnxfq observe`"):
         Statistics.load(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_no_such_file(tmp_path):

@@ -63,12 +63,12 @@ def run(workplace: Path, capfd: pytest.CaptureFixture[str]) -> Run:
     return call
 
 
-def stages(run: Run, recipe: str = "tensorrt-int8", form: str = "qdq", more: str = "") -> None:
+def stages(run: Run, recipe: str = "tensorrt-int8", form: str = "qdq") -> None:
     """Run the staged commands; leave staged.onnx."""
     run(f"plan model.onnx --recipe {recipe} -o p.json")
     run("observe model.onnx --plan p.json --data data.npz -o s.npz")
     run("calibrate model.onnx --plan p.json --statistics s.npz -o e.json")
-    run(f"insert model.onnx --plan p.json --encodings e.json --format {form} -o staged.onnx {more}")
+    run(f"insert model.onnx --plan p.json --encodings e.json --format {form} -o staged.onnx")
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "recipe.yaml"])
@@ -247,12 +247,6 @@ def test_calibrators_work_from_one_observation(run: Run) -> None:
     run("insert model.onnx --plan p.json --encodings e.json -o staged.onnx")
     run("quantize model.onnx --data data.npz --calibrator entropy -o whole.onnx")
     assert Path("staged.onnx").read_bytes() == Path("whole.onnx").read_bytes()
-
-
-def test_switchable(run: Run) -> None:
-    """--switchable adds the optional input."""
-    stages(run, form="fakequant", more="--switchable")
-    assert [value.name for value in onnx.load("staged.onnx").graph.input] == ["x", "onnxfq/enabled"]
 
 
 def test_repair_off_tries_nothing(run: Run) -> None:

@@ -80,9 +80,8 @@ def test_numbers_of_statistics(columns: dict[str, Array], tmp_path: Path) -> Non
             if made is None or (name in ("feeds", "samples") and what != "as floats" and (made >= 0).all()):
                 continue  # counts of feeds are free
             path = save(tmp_path / "h.npz", columns | {name: made})
-            with pytest.raises(StatisticsError, match=r"h\.npz is not a statistics file") as raised:
+            with pytest.raises(StatisticsError, match=r"h\.npz is not a statistics file"):
                 Statistics.load(path)
-            assert "\n" not in str(raised.value), (name, what)
             refused += 1
     assert refused > 40
 
@@ -222,9 +221,8 @@ def test_array_files_of_encodings(tmp_path: Path) -> None:
     for shape in ([BILLION, BILLION], [-4], [BILLION], ["a"], [1.5], None):
         blocked["param_shape"] = shape
         path.write_text(json.dumps(content))
-        with pytest.raises(PlanError, match=r"e\.json") as raised:
+        with pytest.raises(PlanError, match=r"e\.json"):
             Encodings.load(path)
-        assert "\n" not in str(raised.value)
 
 
 def test_sizes_of_external_data(tmp_path: Path) -> None:
@@ -243,9 +241,8 @@ def test_sizes_of_external_data(tmp_path: Path) -> None:
         before = entries[key].value
         entries[key].value = str(value)
         onnx.save(made, tmp_path / "h.onnx")
-        with pytest.raises(OnnxfqError, match=r"h\.onnx|m\.data") as raised:
+        with pytest.raises(OnnxfqError, match=r"h\.onnx|m\.data"):
             load(tmp_path / "h.onnx")
-        assert "\n" not in str(raised.value)
         entries[key].value = before
 
 

@@ -350,11 +350,6 @@ PREPARED: dict[str, tuple[Callable[[], object], str, str]] = {
         "calibrate model.onnx --plan p.json --statistics s.npz --calibrator mean -o out.json",
         "unknown calibrator 'mean'",
     ),
-    "switch without simulation": (
-        own_files,
-        "insert model.onnx --plan p.json --encodings e.json --switchable -o out.onnx",
-        "--switchable needs --format fakequant",
-    ),
     "too many labels": (
         lambda: np.save("labels.npy", np.zeros(9)),
         "evaluate gemm.onnx gemm.onnx --data rows.npz --labels labels.npy",

@@ -74,8 +74,7 @@ def test_odd_paths_in_python(odd: str, inputs: Path, monkeypatch: pytest.MonkeyP
                 onnxfq.quantize(**taken | {name: odd})
             else:
                 onnxfq.quantize(**taken, sources=onnxfq.Sources(**{name: odd}))
-        except onnxfq.errors.OnnxfqError as error:
-            assert "\n" not in str(error)
+        except onnxfq.errors.OnnxfqError:
             refused += 1
     for name in ("labels", "metric"):
         with pytest.raises(onnxfq.errors.OnnxfqError):
@@ -93,17 +92,6 @@ def test_every_command_and_parameter_is_known() -> None:
             assert values_of(parameter), (command, parameter)
     named = {parameter.name for parameters in TABLE.values() for parameter in parameters}
     assert named >= VALUES.keys()
-
-
-def test_sound_lines(inputs: Path, server: CommandServer, tmp_path: Path) -> None:
-    """Every command ends well, so that an odd path is all that is wrong with a line."""
-    for command, line in SOUND.items():
-        if command == "demo":
-            continue  # test_demo.py runs it
-        folder = tmp_path / command
-        shutil.copytree(inputs, folder)
-        ended = server.run(line.split(), folder)
-        assert ended.code == 0 and not ended.fault, (command, ended)
 
 
 def find_fault(

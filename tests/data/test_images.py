@@ -213,7 +213,7 @@ def test_other_preprocessors_are_refused(tmp_path: Path, change: dict[str, objec
     path.write_text(json.dumps(CLIP | change), encoding="utf-8")
     with pytest.raises(DataError) as caught:
         read_preprocessor(path)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert words in str(caught.value)
     assert "preprocessor_config.json" in str(caught.value)
 
 
@@ -258,7 +258,7 @@ def test_mistakes(folder: Path, case: str) -> None:
     options, inputs, words = MISTAKES[case]
     with pytest.raises(DataError) as caught:
         read(folder, inputs, **options)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_files_that_are_no_images(folder: Path) -> None:

@@ -152,7 +152,6 @@ def test_broken_rules(spec, scale, zero_point, words):
     with pytest.raises(SpecError) as caught:
         Encoding.of("conv/w", spec, scale, zero_point)
     assert str(caught.value).startswith("tensor 'conv/w': ") and words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +230,6 @@ def test_edited_files(tmp_path, change, words):
     with pytest.raises(PlanError) as caught:
         Encodings.load(path)
     assert str(caught.value).startswith(f"{path}: ") and words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_no_such_tensor(tmp_path):
@@ -379,7 +377,7 @@ def test_broken_array_files(tmp_path, name):
     change(path)
     with pytest.raises(PlanError) as caught:
         Encodings.load(path)
-    assert words.format(folder=tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+    assert words.format(folder=tmp_path) in str(caught.value)
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):

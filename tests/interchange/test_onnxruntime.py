@@ -233,4 +233,4 @@ def test_damaged_files(content: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         plan, found = fitted(network(), file(tmp_path, content))
         found.refuse_missing("give data")
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value)

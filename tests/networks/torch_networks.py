@@ -28,6 +28,16 @@ def network(name: str) -> nn.Module:
     return model.eval()
 
 
+def small_network(name: str) -> nn.Module:
+    """Return a network of models/ with few of its blocks: one of each kind."""
+    model = network(name)
+    if name == "transformer":
+        model.layers = model.layers[:1]
+    if name == "depthwise_cnn":
+        model.blocks = model.blocks[1:4]
+    return model
+
+
 class Windows(nn.Module):
     """Swin's block: attention in windows with a bias of places, linear layers over [N, height, width, C]."""
 

@@ -271,4 +271,4 @@ def test_what_is_no_number_is_a_spec_error(function, sound, wrong):
     for name in sound.keys() - {"symmetric"}:
         with pytest.raises(SpecError) as caught:
             function(**{**sound, name: wrong})
-        assert name in str(caught.value) and "\n" not in str(caught.value)
+        assert name in str(caught.value)

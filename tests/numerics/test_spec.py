@@ -112,7 +112,7 @@ def test_what_does_not_go_together(fields, words):
     """Each contradiction is refused with its remedy."""
     with pytest.raises(SpecError, match=".*") as caught:
         QuantSpec(**fields)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -246,9 +246,8 @@ def test_what_does_not_fit_is_refused(folder: Path):
         (lambda: Moments.load(folder / "none.npz"), "no such file"),
     )
     for call, message in refused:
-        with pytest.raises(onnxfq.OnnxfqError, match=message) as raised:
+        with pytest.raises(onnxfq.OnnxfqError, match=message):
             call()
-        assert "\n" not in str(raised.value)
     assert not (folder / "out.onnx").exists() and not (folder / "z.npz").exists()
     held = bytearray((folder / "w.npz").read_bytes())
     held[len(held) // 3] ^= 0xFF

@@ -60,7 +60,7 @@ def test_a_promise_is_kept_or_refused(seed: int) -> None:
             proto, data, accuracy=onnxfq.AccuracyTarget(min_sqnr=wanted, fallback=fallback)
         )
     except RecipeError as refusal:
-        assert "cannot keep" in str(refusal) and "\n" not in str(refusal)
+        assert "cannot keep" in str(refusal)
         return
     assert kept.evaluation.lowest_db >= wanted
     # The written model has the ranges of all samples, and was judged with those of the others.

@@ -232,7 +232,7 @@ def test_bad_labels(tmp_path: Path, name: str) -> None:
     write(tmp_path / name)
     with pytest.raises(DataError, match=message) as caught:
         read_labels(tmp_path / name)
-    assert name in str(caught.value) and "\n" not in str(caught.value)
+    assert name in str(caught.value)
 
 
 def test_doubled_node_names_are_run() -> None:

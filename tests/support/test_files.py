@@ -262,7 +262,6 @@ def test_places_that_cannot_be_written(tmp_path, where, words):
     with pytest.raises(OutputError) as caught:
         write_text(tmp_path / where, "x")
     assert words.format(tmp=tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert sorted(tmp_path.iterdir()) == before
 
 

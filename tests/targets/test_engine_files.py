@@ -275,7 +275,7 @@ def test_damaged_values(of_times: bool, tmp_path: Path) -> None:
             try:
                 assert len(read_times(path, names) if of_times else read_layers(path)) > 0
             except DataError as error:
-                assert "\n" not in str(error) and len(str(error).replace(str(path), "")) < 260
+                assert len(str(error).replace(str(path), "")) < 260
                 refused += 1
     assert of_times or refused > 5  # a row without a time is left out
     path.write_text('{"Layers": [{"Name": "\\ud800"}]}')

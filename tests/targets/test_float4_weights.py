@@ -150,7 +150,7 @@ def test_what_tensorrt_does_not_store(case: str, name: str) -> None:
     proto = build(f"g ({given}) => (float[] y) {{ {text} }}", {"w": weights(*shape)})
     with pytest.raises(ModelError) as caught:
         make_plan(onnxfq.load(proto), alone(name))
-    assert why in str(caught.value) and "\n" not in str(caught.value)
+    assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("name", FORMS)

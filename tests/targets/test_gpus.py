@@ -124,7 +124,6 @@ def test_recipes_run_or_name_the_nearest(recipe: str, gpus: tuple[str, ...]) -> 
         hardware.refuse(RECIPES[recipe], gpus)
     other = str(caught.value).rpartition(" ")[2]
     assert judge_recipe(RECIPES[other], gpus) is True and other in NEXT.values()
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.sample

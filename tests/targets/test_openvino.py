@@ -471,7 +471,7 @@ def test_refusals_of_the_runtime() -> None:
         RuntimeLibraryError, match=r"OpenVINO 20\S+ cannot read the model: .*mine\.Odd.*; use"
     ) as fault:
         open_model(model)
-    assert "\n" not in str(fault.value) and "src/" not in str(fault.value)
+    assert "src/" not in str(fault.value)
     result = built(model)
     assert [found.rule for found in result.findings] == ["build"] and not result.passed
     run = open_model(build("g (float[2] x) => (float[2] y) { y = Relu (x) }"), 1)

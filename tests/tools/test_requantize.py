@@ -465,7 +465,7 @@ def test_models_of_onnxruntime(name: str, kind: str, per_channel: bool, tmp_path
     try:
         result = quantize(source, feeds, recipe=chosen)
     except ModelError as fault:
-        assert "--keep-existing" in str(fault) and "\n" not in str(fault)
+        assert "--keep-existing" in str(fault)
         return
     assert sqnr_db(source, result.qdq, feeds[0]) > 20.0  # two roundings of int8, the source's and ours
 

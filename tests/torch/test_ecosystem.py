@@ -48,6 +48,5 @@ def test_cells(row: str, interface: str, tmp_path: Path) -> None:
     if table()[row][interface] == "yes":
         CHECKS[row](INTERFACES[interface], tmp_path)
     else:
-        with pytest.raises(OnnxfqError) as caught:
+        with pytest.raises(OnnxfqError):
             CHECKS[row](INTERFACES[interface], tmp_path)
-        assert "\n" not in str(caught.value)

@@ -16,7 +16,7 @@ pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
 from torch.ao import quantization as peers
-from torch_networks import network
+from torch_networks import small_network
 
 from onnxfq import BuildOptions, check
 from onnxfq.documents.recipe import Recipe
@@ -110,7 +110,7 @@ def test_networks_compute_what_torch_computes(name, asked, learned, exporter):
     to 2^-24, on values below 2: 1e-5 for most. A sum that near the middle between two steps goes to the other
     one, and one step of one activation of 4 bits moves an output by less than 0.01.
     """
-    model, x = network(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    model, x = small_network(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     prepared(model, x, asked)
     learn_grids(model, learned)
     freeze_batchnorm(model)
@@ -268,7 +268,7 @@ BUILT = [("transformer", "tensorrt-int8", "scale"), ("transformer", INT4, "range
 def test_tensorrt_builds_what_was_exported(name, asked, learned):
     """The builder of TensorRT for RTX takes exported networks without an error, learned grids or not."""
     pytest.importorskip("tensorrt_rtx")
-    model, x = network(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    model, x = small_network(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     prepared(model, x, asked)
     learn_grids(model, learned)
     result = check(export_torch(model, (x[:2],)), build=BuildOptions())
