@@ -201,6 +201,8 @@ class Histogram(Observer):
         floor: counts for every value below it, as for masks; None for no floor.
     """
 
+    floor: float | None
+
     def __init__(self, spec: QuantSpec, calibrator: Calibrator = MINMAX) -> None:
         """Raise SpecError unless `spec` is per tensor, because statistics are."""
         super().__init__(spec)
