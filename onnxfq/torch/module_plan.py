@@ -123,7 +123,7 @@ def plan_module(
     lost = {p.tensor: next(filter(None, map(names.why_lost, p.uses)), "") for p in plan.activations}
     lost = {tensor: why for tensor, why in lost.items() if why}
     copies, left = list(_list_copies(names, lost)), set[str]()
-    while gone := lost.keys() - _find_moved(plan, copies, names, lost) - left:
+    while lost and (gone := lost.keys() - _find_moved(plan, copies, names, lost) - left):
         for tensor in filter(gone.__contains__, lost):
             plan = plan.without({tensor}, lost[tensor])
         left |= gone
