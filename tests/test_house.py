@@ -184,7 +184,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 1325,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6473,  # kept promises: products behind a Concat, shared turned weights; no room fell
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
-    "torch": 5994,  # tensors that an export alone moves, outputs by name; numerics fell
+    "torch": 5995,  # tensors that an export alone moves, outputs by name; numerics fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 
