@@ -53,7 +53,7 @@ def check_functions(names: dict[str, Any]) -> None:
         own = inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{names['__name__']}.")
         if own and not name.startswith("_"):
             names[name] = checked(value)
-            setattr(sys.modules[value.__module__], name, names[name])  # by which pickle finds it
+            setattr(sys.modules[value.__module__], name, names[name])  # pickle finds it there
 
 
 class Unscripted:

@@ -43,7 +43,7 @@ def compute_encodings(
     Raises StatisticsError, with the quantizer's name, if one saw nothing, NaN or infinities, or has a scale
     that was set by hand. Put the model into evaluation mode first: BatchNorm would learn from the batches.
     """
-    quantizers(model)  # a wrong argument is told here, not where the block is entered
+    quantizers(model)  # raises at the call for a wrong argument
     block = _observe(model, quantized)
     weakref.finalize(block, _warn_unless_entered, block.gen)
     return block
