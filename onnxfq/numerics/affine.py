@@ -14,6 +14,7 @@ Source: ONNX QuantizeLinear and DequantizeLinear. Adding 0 turns -0 into +0, as 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -27,16 +28,11 @@ from onnxfq.numerics.layout import Layout, expand_params
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.numerics.rounding import ROUNDINGS, Float32Array, round_to_float_grid
 
-
-def _reciprocal(x: Float32Array, scale: Float32Array) -> Float32Array:
-    return x * (np.float32(1) / scale)
-
-
-# Conversion of x to steps: `divide` follows ONNX, `reciprocal` follows torch, which rounds 1 / scale to
-# float32 first. torch turns NaN into the lowest value of the grid; here NaN stays NaN in both.
-ARITHMETICS: dict[str, Callable[[Float32Array, Float32Array], Float32Array]] = {
-    "divide": np.divide,
-    "reciprocal": _reciprocal,
+# Conversion of x to steps, in NumPy and torch: `divide` follows ONNX, `reciprocal` torch, which rounds
+# 1 / scale first. torch turns NaN into the lowest value of the grid; here NaN stays NaN in both.
+ARITHMETICS: dict[str, Callable[[Any, Any], Any]] = {
+    "divide": operator.truediv,
+    "reciprocal": lambda x, scale: x * (1 / scale),
 }
 
 
@@ -175,12 +171,14 @@ def _fit_zero_point(zero_point: Float32Array, shape: Sequence[int], granularity:
 def scale_to_steps(x: Float32Array, scale: Float32Array, arithmetic: str = "divide") -> Float32Array:
     """Return x in steps of `scale` without rounding; `arithmetic` is a name in `ARITHMETICS`."""
     with np.errstate(all="ignore"):  # an overflow to infinity saturates later, NaN is passed on
-        return ARITHMETICS[arithmetic](x, scale)
+        steps: Float32Array = ARITHMETICS[arithmetic](x, scale)
+    return steps
 
 
 def _round_steps(v: Float32Array, rounding: str) -> Float32Array:
     with np.errstate(all="ignore"):
-        return ROUNDINGS[rounding](v)
+        rounded: Float32Array = ROUNDINGS[rounding](v)
+    return rounded
 
 
 def as_qtype(qtype: QType | str) -> QType:

@@ -20,7 +20,9 @@ multiplication by it are exact, and only the conversion to an integer rounds.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,37 +32,28 @@ from onnxfq.numerics.qtypes import QType
 Float32Array = NDArray[np.float32]
 
 
-def _half_up(v: Float32Array) -> Float32Array:
+def _round_away(v: Any, is_far: Callable[[Any, float], Any], library: Any) -> Any:
+    """Return v rounded to the nearest integer, to the farther one where `is_far` says so of the fraction."""
+    whole = library.trunc(v)
+    up = library.copysign(library.ones_like(v), v)
+    return whole + library.where(is_far(library.abs(v - whole), 0.5), up, 0)
+
+
+ROUNDINGS: dict[str, Callable[..., Any]] = {
+    "half_even": lambda v, library=np: library.round(v),
     # Exactly Horizon's definition: the sum rounds too, and the largest float below a half becomes 1.
-    result: Float32Array = np.floor(v + np.float32(0.5))
-    return result
-
-
-def _half_away(v: Float32Array) -> Float32Array:
-    whole: Float32Array = np.trunc(v)
-    result: Float32Array = whole + np.where(np.abs(v - whole) >= 0.5, np.copysign(np.float32(1), v), 0)
-    return result
-
-
-def _half_down(v: Float32Array) -> Float32Array:
-    whole: Float32Array = np.trunc(v)
-    result: Float32Array = whole + np.where(np.abs(v - whole) > 0.5, np.copysign(np.float32(1), v), 0)
-    return result
-
-
-ROUNDINGS: dict[str, Callable[[Float32Array], Float32Array]] = {
-    "half_even": np.rint,
-    "half_up": _half_up,
-    "half_away": _half_away,
-    "half_down": _half_down,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "truncate": np.trunc,
+    "half_up": lambda v, library=np: library.floor(v + 0.5),
+    "half_away": lambda v, library=np: _round_away(v, operator.ge, library),
+    "half_down": lambda v, library=np: _round_away(v, operator.gt, library),
+    "floor": lambda v, library=np: library.floor(v),
+    "ceil": lambda v, library=np: library.ceil(v),
+    "truncate": lambda v, library=np: library.trunc(v),
 }
+"""Roundings by name, of floats of NumPy, or of another library with functions of the same names."""
 
 
-# Result of an overflow by `FloatLayout.special`; a format with neither always saturates.
-_BEYOND = {"ieee": np.inf, "fn": np.nan, "fnuz": np.nan}
+BEYOND = {"ieee": np.inf, "fn": np.nan, "fnuz": np.nan}
+"""Result of an overflow by `FloatLayout.special`; a format with neither always saturates."""
 
 
 def round_to_float_grid(
@@ -80,7 +73,7 @@ def round_to_float_grid(
     assert qtype.layout is not None
     layout = qtype.layout
     qmax = np.float32(qtype.qmax)
-    can_overflow = not saturate and layout.special in _BEYOND
+    can_overflow = not saturate and layout.special in BEYOND
     limit = 2 * qmax if can_overflow else qmax
     limited = np.clip(v, -limit, limit)
     # frexp: limited = fraction * 2^exponent with fraction in [1/2, 1). NaN and 0 have exponent 0.
@@ -89,7 +82,7 @@ def round_to_float_grid(
         rounded = np.ldexp(ROUNDINGS[rounding](np.ldexp(limited, -exponent)), exponent)
     result = np.copysign(rounded, v)
     if can_overflow:
-        beyond = np.float32(_BEYOND[layout.special])
+        beyond = np.float32(BEYOND[layout.special])
         result = np.where(np.abs(rounded) > qmax, np.copysign(beyond, v), result)
     if layout.special == "fnuz":  # without -0
         result = result + np.float32(0)

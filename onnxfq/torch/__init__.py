@@ -15,6 +15,7 @@ for _package in ("torch", "onnxscript"):
 # ruff: noqa: E402  torch is imported only after the check
 from onnxfq.torch.affine import fake_quantize_per_channel_affine as fake_quantize_per_channel_affine
 from onnxfq.torch.affine import fake_quantize_per_tensor_affine as fake_quantize_per_tensor_affine
+from onnxfq.torch.arguments import check_functions as _check_functions
 from onnxfq.torch.batchnorm import freeze_batchnorm as freeze_batchnorm
 from onnxfq.torch.checkpoints import load_checkpoint as load_checkpoint
 from onnxfq.torch.checkpoints import save_checkpoint as save_checkpoint
@@ -41,3 +42,5 @@ from onnxfq.torch.quantize import remove_fake_quantize as remove_fake_quantize
 from onnxfq.torch.quantizer import FakeQuantize as FakeQuantize
 from onnxfq.torch.quantizer import learn_grids as learn_grids
 from onnxfq.torch.quantizer import quantizers as quantizers
+
+_check_functions(globals())

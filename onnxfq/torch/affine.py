@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from onnxfq.errors import SpecError
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_of_integers
-from onnxfq.torch.arguments import checked
 from onnxfq.torch.arithmetic import RoundingGrid
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.qat_gradients import check_and_quantize
@@ -24,7 +23,6 @@ from onnxfq.torch.qat_gradients import check_and_quantize
 _ZERO_TYPES = (torch.int32, torch.float32, torch.float16)
 
 
-@checked
 def fake_quantize_per_channel_affine(
     input: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
 ) -> Tensor:
@@ -54,7 +52,6 @@ def fake_quantize_per_channel_affine(
     return _call(input, scale, zero_point, axis, quant_min, quant_max)
 
 
-@checked
 def fake_quantize_per_tensor_affine(
     input: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int
 ) -> Tensor:

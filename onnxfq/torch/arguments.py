@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import typing
 from collections.abc import Callable
 from types import GenericAlias
@@ -44,6 +45,15 @@ def checked(function: F) -> F:
             raise kind(f"{_name(function)} cannot use its arguments: {line}; change them") from error
 
     return typing.cast(F, call)
+
+
+def check_functions(names: dict[str, Any]) -> None:
+    """Make the public functions of a module or package `checked`, whose globals are `names`."""
+    for name, value in list(names.items()):
+        own = inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{names['__name__']}.")
+        if own and not name.startswith("_"):
+            names[name] = checked(value)
+            setattr(sys.modules[value.__module__], name, names[name])  # pickle finds it there
 
 
 class Unscripted:

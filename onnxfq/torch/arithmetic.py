@@ -7,7 +7,7 @@ It computes in float32, or in float64 if x is float64 (for gradient checks). Not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,36 +15,14 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.affine import as_qtype, check_names
+from onnxfq.numerics.affine import ARITHMETICS, as_qtype, check_names
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType
-
-
-def _round_away(v: Tensor, is_far: Callable[[Tensor, float], Tensor]) -> Tensor:
-    whole = torch.trunc(v)
-    return whole + torch.where(is_far((v - whole).abs(), 0.5), torch.copysign(torch.ones_like(v), v), 0)
-
-
-# Names and meanings as in `onnxfq.numerics.rounding`.
-ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
-    "half_even": torch.round,
-    "half_up": lambda v: torch.floor(v + 0.5),
-    "half_away": lambda v: _round_away(v, torch.ge),
-    "half_down": lambda v: _round_away(v, torch.gt),
-    "floor": torch.floor,
-    "ceil": torch.ceil,
-    "truncate": torch.trunc,
-}
-
-ARITHMETICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "divide": lambda x, scale: x / scale,
-    "reciprocal": lambda x, scale: x * (1 / scale),
-}
+from onnxfq.numerics.rounding import BEYOND, ROUNDINGS
 
 # Float bits: shift and bias of the exponent, and the integer type of the same width.
 _EXPONENTS = {torch.float32: (23, 127, torch.int32), torch.float64: (52, 1023, torch.int64)}
-_BEYOND = {"ieee": float("inf"), "fn": float("nan"), "fnuz": float("nan")}
 
 
 @dataclass(frozen=True)
@@ -53,8 +31,8 @@ class RoundingGrid:
 
     Attributes:
         qtype: number type.
-        rounding: a key of `ROUNDINGS`.
-        arithmetic: a key of `ARITHMETICS`.
+        rounding: a key of `numerics.rounding.ROUNDINGS`.
+        arithmetic: a key of `numerics.affine.ARITHMETICS`.
         saturate: False lets gradients pass outside the grid, and a float type overflow to infinity or NaN.
         packed_mask: whether the mask for the gradient has one bit an element.
     """
@@ -167,14 +145,14 @@ def round_to_grid(
     if qtype.is_float:
         return _round_to_floats(v, grid)
     if zero_point is None:
-        rounded = ROUNDINGS[grid.rounding](v)
+        rounded = ROUNDINGS[grid.rounding](v, torch)
         steps = rounded.clamp(qtype.qmin, qtype.qmax)
         return steps + 0.0, steps == rounded
     # A fraction is added before rounding. Whole zero points shift the limits instead: no second rounding.
     whole = torch.floor(zero_point)
     offset = torch.where((whole != zero_point).any(), zero_point, torch.zeros_like(zero_point))
     low, high = qtype.qmin - (zero_point - offset), qtype.qmax - (zero_point - offset)
-    rounded = ROUNDINGS[grid.rounding](v + offset)
+    rounded = ROUNDINGS[grid.rounding](v + offset, torch)
     steps = torch.minimum(torch.maximum(rounded, low), high)
     return (steps + 0.0) - offset, steps == rounded
 
@@ -188,7 +166,7 @@ def _round_to_floats(v: Tensor, grid: RoundingGrid) -> tuple[Tensor, Tensor]:
     layout = grid.qtype.layout
     assert layout is not None
     qmax = grid.qtype.qmax
-    can_overflow = not grid.saturate and layout.special in _BEYOND
+    can_overflow = not grid.saturate and layout.special in BEYOND
     limit = 2 * qmax if can_overflow else qmax
     limited = v.clamp(-limit, limit)
     shift, bias, integer = _EXPONENTS[v.dtype]
@@ -196,10 +174,10 @@ def _round_to_floats(v: Tensor, grid: RoundingGrid) -> tuple[Tensor, Tensor]:
     exponent = exponent.clamp(min=1 - layout.bias) - layout.mantissa_bits
     step = ((exponent + bias) << shift).view(v.dtype)
     inverse = ((bias - exponent) << shift).view(v.dtype)
-    rounded = ROUNDINGS[grid.rounding](limited * inverse) * step
+    rounded = ROUNDINGS[grid.rounding](limited * inverse, torch) * step
     result = torch.copysign(rounded, v)
     inside = v.abs() <= qmax
     if can_overflow:
-        beyond = torch.copysign(torch.full_like(v, _BEYOND[layout.special]), v)
+        beyond = torch.copysign(torch.full_like(v, BEYOND[layout.special]), v)
         result = torch.where(rounded.abs() > qmax, beyond, result)
     return (result + 0.0 if layout.special == "fnuz" else result), inside

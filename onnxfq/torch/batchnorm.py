@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from onnxfq.torch.arguments import checked
 from onnxfq.torch.layers import Swapped, swap
 from onnxfq.torch.onnx_node import is_exporting
 
@@ -51,7 +50,6 @@ def fold(layer: nn.Module, norm: nn.Module) -> None:
     layer.__dict__["folded_norm"] = norm  # not a child: it already has its place in the model
 
 
-@checked
 def freeze_batchnorm(model: nn.Module, frozen: bool = True) -> None:
     """Make every folded BatchNorm a fixed part of its convolution, or trainable again if not `frozen`."""
     for module in model.modules():

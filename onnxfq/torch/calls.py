@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from onnxfq.errors import ModelError
 from onnxfq.torch.onnx_node import is_exporting
@@ -433,15 +434,9 @@ def _native(function: Function) -> Function:
 
 
 def change_outputs(result: Any, change: Callable[[int, Tensor], Tensor]) -> Any:
-    """Return what a forward returned, with each float tensor changed, by its position among them."""
-    count = [0]
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            count[0] += 1
-            return change(count[0] - 1, value)
-        if type(value) in (tuple, list):
-            return type(value)([changed(one) for one in value])
-        return value
-
-    return changed(result)
+    """Return what a forward returned, with each float tensor in it changed, by its position among them."""
+    leaves, form = tree_flatten(result)
+    floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    for position, i in enumerate(floats):
+        leaves[i] = change(position, leaves[i])
+    return tree_unflatten(leaves, form)

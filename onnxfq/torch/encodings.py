@@ -18,7 +18,6 @@ from onnxfq.errors import PlanError, StatisticsError, nearest
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.quantized.extract_fake_quantize import has_fake_quantize
-from onnxfq.torch.arguments import checked
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.layers import SUFFIX
 from onnxfq.torch.observers import Histogram, Limits, make_observer, refill
@@ -29,7 +28,6 @@ from onnxfq.torch.unfinished import find_unfinished
 _RESTORED = ("is_observing", "is_rounding", "in_flight", "training_only", "observer")
 
 
-@checked
 def compute_encodings(
     model: nn.Module, *, quantized: bool = False
 ) -> contextlib.AbstractContextManager[None]:
@@ -45,6 +43,7 @@ def compute_encodings(
     Raises StatisticsError, with the quantizer's name, if one saw nothing, NaN or infinities, or has a scale
     that was set by hand. Put the model into evaluation mode first: BatchNorm would learn from the batches.
     """
+    quantizers(model)  # raises at the call for a wrong argument
     block = _observe(model, quantized)
     weakref.finalize(block, _warn_unless_entered, block.gen)
     return block
@@ -142,13 +141,11 @@ def _calibrate(name: str, quantizer: FakeQuantize) -> Limits:
     return limits
 
 
-@checked
 def is_initialized(model: nn.Module) -> bool:
     """Tell whether every fake quantizer of `model` has its scale."""
     return all(quantizer.is_initialized for quantizer in quantizers(model).values())
 
 
-@checked
 def get_encodings(model: nn.Module) -> Encodings:
     """Return the encodings of all fake quantizers with a scale, by the plan's names (stem.0.weight)."""
     encodings = []
@@ -160,7 +157,6 @@ def get_encodings(model: nn.Module) -> Encodings:
     return Encodings(model_sha256="", encodings=tuple(encodings))
 
 
-@checked
 def set_encodings(model: nn.Module, encodings: Encodings) -> None:
     """Set the scales of the fake quantizers named by `encodings`, and switch their observers off.
 
@@ -183,7 +179,6 @@ def set_encodings(model: nn.Module, encodings: Encodings) -> None:
         known[encoding.tensor].set_qparams(encoding.scale.copy(), encoding.zero_point.copy())
 
 
-@checked
 def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str, str]:
     """Return {torch's name: ONNX's name} of each quantized tensor in the model that `export_torch` makes.
 
@@ -205,7 +200,6 @@ def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str,
     return names
 
 
-@checked
 def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> Encodings:
     """Return the encodings of `model` by the names of the tensors in its ONNX model.
 
@@ -225,7 +219,6 @@ def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> En
     return Encodings(model_sha256="", encodings=tuple(encodings.values()))
 
 
-@checked
 def encodings_from_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor], encodings: Encodings) -> None:
     """Set the fake quantizers of `model` from encodings with ONNX's tensor names, as `calibrate` makes them.
 

@@ -19,7 +19,6 @@ from onnxfq.graph.node_notes import SCOPES_KEY
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.targets.lower_fake_quantize import lift, lower
 from onnxfq.torch.affine import Redirect
-from onnxfq.torch.arguments import checked
 from onnxfq.torch.calls import TABLE
 from onnxfq.torch.exporters import (
     EXPORTERS,
@@ -38,7 +37,6 @@ BFLOAT16_OPSET = 22
 """The first opset whose convolutions and poolings take bfloat16."""
 
 
-@checked
 def export_torch(
     model: nn.Module | torch.export.ExportedProgram,
     inputs: Tensor | Sequence[Tensor],

@@ -167,11 +167,19 @@ class CallNames:
         found = self._find(use)
         return None if found is None or self.explain_lost(found) else found
 
-    def places(self, use: Use) -> list[CallPlace]:
-        """Return where the module reads an input of `prepared`, and where it computes the same once more."""
+    def places(self, use: Use, in_export: bool) -> list[CallPlace]:
+        """Return where the module reads an input of `prepared`, and where it computes the same once more.
+
+        With `in_export`, the first may be a call that an export alone makes.
+        """
         twins = [_choose(found) for found in self.record.twins.get(use, ())]
-        found = (self.place(use), *(twin for twin in twins if not self.explain_lost(twin)))
+        first = self._find(use) if in_export else self.place(use)
+        found = (first, *(twin for twin in twins if not self.explain_lost(twin)))
         return [place for place in found if place is not None]
+
+    def is_read(self, use: Use) -> bool:
+        """Tell whether the module reads an input of `prepared`, be it in an export alone."""
+        return self._find(use) is not None
 
     def explain_lost(self, place: CallPlace | None) -> str:
         """Return why the tensor at a place cannot be quantized; empty if it can."""

@@ -16,7 +16,7 @@ from itertools import pairwise
 from torch import nn
 
 from onnxfq.calibration.calibrators import Calibrator
-from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
+from onnxfq.documents.plan import Bridge, Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
@@ -121,14 +121,19 @@ def plan_module(
         if one.role != "bias":
             refuse_features(asked, one.uses[0].node, one.tensor, is_weight=one.role == "weight")
     lost = {p.tensor: next(filter(None, map(names.why_lost, p.uses)), "") for p in plan.activations}
-    for tensor, why in lost.items():
-        plan = plan.without({tensor}, why) if why else plan
+    lost = {tensor: why for tensor, why in lost.items() if why}
+    copies, left = list(_list_copies(names, lost)), set[str]()
+    while lost and (gone := lost.keys() - _find_moved(plan, copies, names, lost) - left):
+        for tensor in filter(gone.__contains__, lost):
+            plan = plan.without({tensor}, lost[tensor])
+        left |= gone
     ran = {place.path for place in record.seen}
     alone = {layer.name for layer in layers if layer.name not in ran or not layer.kind.has_input}
     usual = None if recipe.activations is None else recipe.activations.calibrator
     formats = {p.tensor: p.spec for p in by_layers.placements}
     made = (q for p in plan.placements for q in _make(p, names, formats, usual))
-    groups = _join(plan, [q for q in made if not any(holder.path in alone for holder in q.holders)])
+    kept = [q for q in made if not any(holder.path in alone for holder in q.holders)]
+    groups = _join((*plan.bridges, *copies), kept)
     for placement in by_layers.placements:
         if placement.uses[0].node in alone:
             groups += _quantizers_of_layers([placement])
@@ -148,6 +153,29 @@ def plan_module(
     return ModulePlan(by_layers.model_copy(update=changed), quantizers, tuple(record.norms), masked)
 
 
+def _list_copies(names: CallNames, lost: Mapping[str, str]) -> Iterator[Bridge]:
+    """Yield each Expand at a lost tensor as a bridge: both its tensors have the same numbers."""
+    for node in names.prepared.proto.graph.node:
+        ends = node.input[0] if node.input else "", *node.output[:1]
+        if node.op_type == "Expand" and not lost.keys().isdisjoint(ends):
+            yield Bridge(node=node.name, op_type="Expand", tensors=ends, one_scale=True, required=True)
+
+
+def _find_moved(plan: Plan, copies: Iterable[Bridge], names: CallNames, lost: Mapping[str, str]) -> set[str]:
+    """Return the tensors that have a quantizer in a run, or share one with such a tensor in an export.
+
+    A forward may repeat heads where it is exported, and let attention do so otherwise.
+    """
+    read = {p.tensor: p.spec for p in plan.activations if all(map(names.is_read, p.uses))}
+    joined = (bridge.tensors for bridge in (*plan.bridges, *copies) if bridge.one_scale and bridge.required)
+    groups = [read.keys() & tensors for tensors in joined]
+    alike = [group for group in groups if len({read[name] for name in group}) == 1]
+    reached: set[str] = read.keys() - lost.keys()
+    while more := {name for group in alike if group & reached for name in group} - reached:
+        reached |= more
+    return reached
+
+
 def _make(
     placement: Placement, names: CallNames, formats: Mapping[str, QuantSpec], usual: Calibrator | None
 ) -> Iterator[PlacedQuantizer]:
@@ -158,7 +186,7 @@ def _make(
     holders: list[QuantizerHolder] = []
     sites: dict[Use, str] = {}
     for use in placement.uses:
-        read, held = names.places(use), names.weight_holder(use)
+        read, held = names.places(use, placement.role == "activation"), names.weight_holder(use)
         if placement.role == "weight" and held is not None:
             holders.append(held)
             sites[use] = held.path
@@ -179,7 +207,7 @@ def _make(
         yield PlacedQuantizer(placement, tuple(dict.fromkeys(holders)), places, sites, (placement.tensor,))
 
 
-def _join(plan: Plan, quantizers: list[PlacedQuantizer]) -> list[PlacedQuantizer]:
+def _join(bridges: Iterable[Bridge], quantizers: list[PlacedQuantizer]) -> list[PlacedQuantizer]:
     """Return the quantizers with one for each holder, and one for tensors that need one scale."""
     groups: dict[str, PlacedQuantizer] = {}
     owner: dict[QuantizerHolder, str] = {}
@@ -190,7 +218,7 @@ def _join(plan: Plan, quantizers: list[PlacedQuantizer]) -> list[PlacedQuantizer
         groups[same] = groups[same].joined(quantizer) if same in groups else quantizer
         owner |= dict.fromkeys(quantizer.holders, same)
         first[tensor] = same
-    for bridge in plan.bridges:
+    for bridge in bridges:
         joined = list(dict.fromkeys(first[name] for name in bridge.tensors if first.get(name) in groups))
         formats = {groups[name].placement.spec for name in joined}
         if bridge.one_scale and bridge.required and len(formats) == 1:

@@ -14,6 +14,7 @@ same range.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -55,12 +56,6 @@ def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
     return low, high
 
 
-def copy_lasting(x: Tensor) -> Tensor:
-    """Return a copy of x that training may use, even if made in inference mode."""
-    with torch.inference_mode(False):
-        return x.clone()
-
-
 def refill(module: nn.Module, name: str, value: Tensor) -> None:
     """Write `value` into a buffer in place, in a new shape too: replicas of DataParallel share its memory.
 
@@ -73,7 +68,8 @@ def refill(module: nn.Module, name: str, value: Tensor) -> None:
         return
     if not torch.compiler.is_compiling():
         if held.is_inference():  # the module was made in inference mode
-            held = module._buffers[name] = copy_lasting(held)
+            with torch.inference_mode(False):
+                held = module._buffers[name] = held.clone()
         held.resize_(value.shape)
     held.copy_(value)
 
@@ -198,14 +194,14 @@ class Latest(Observer):
 
 
 class Histogram(Observer):
-    """Exact statistics as in `calibration.statistics`, gathered on the tensor's device; per tensor.
+    """Exact statistics as in `calibration.statistics`, counted on the tensor's device; per tensor.
 
     Attributes:
+        gathered: the statistics of all tensors seen.
         floor: counts for every value below it, as for masks; None for no floor.
     """
 
-    counts: Tensor
-    totals: Tensor
+    floor: float | None
 
     def __init__(self, spec: QuantSpec, calibrator: Calibrator = MINMAX) -> None:
         """Raise SpecError unless `spec` is per tensor, because statistics are."""
@@ -214,44 +210,32 @@ class Histogram(Observer):
             raise SpecError(f"observer 'histogram' is per tensor, got {spec}; use minmax or latest")
         self.live = False
         self.calibrator = calibrator
-        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64), persistent=False)
-        self.register_buffer("totals", torch.zeros(4, dtype=torch.int64), persistent=False)
-        self.feed_ranges: list[Tensor] = []
-        self.floor: float | None = None
+        self.gathered, self.floor = TensorStatistics(), None
 
     def reset(self) -> None:
-        """Discard the statistics and free the memory of the histogram."""
+        """Discard the statistics."""
         super().reset()
-        self.counts = copy_lasting(self.counts.new_zeros(0))
-        self.totals = copy_lasting(torch.zeros_like(self.totals))
-        self.feed_ranges, self.floor = [], None
+        self.gathered, self.floor = TensorStatistics(), None
 
     def forward(self, x: Tensor) -> None:
         """Count the elements of x into their bins."""
         values = x.detach().float().flatten()
         finite = values[torch.isfinite(values)] + 0.0  # + 0 turns -0 into +0
-        nans = torch.isnan(values).sum()
-        bins = (finite.view(torch.int32) >> BIN_SHIFT) & (BIN_COUNT - 1)
-        counts = torch.bincount(bins, minlength=BIN_COUNT)
-        infinities = values.numel() - finite.numel() - nans
-        zeros = (finite == 0).sum()
-        self.totals += torch.stack([torch.full_like(nans, values.numel()), nans, infinities, zeros])
-        self.counts = counts if self.counts.numel() == 0 else self.counts + counts
-        if finite.numel():
-            low, high = torch.aminmax(finite)
-            self.feed_ranges.append(torch.stack([low, high]))
-            self.extend(low, high)
+        nans = int(values.isnan().sum())
+        codes = (finite.view(torch.int32) >> BIN_SHIFT) & (BIN_COUNT - 1)
+        counts = torch.bincount(codes, minlength=BIN_COUNT).cpu().numpy()
+        bins = np.flatnonzero(counts).astype(np.int32)
+        totals = values.numel(), nans, values.numel() - finite.numel() - nans, int((finite == 0).sum())
+        ends = [end.item() for end in torch.aminmax(finite)] if finite.numel() else []
+        if ends:
+            self.extend(*values.new_tensor(ends))
+        ranges, limits = np.asarray(ends, np.float32).reshape(-1, 2), ends or (math.inf, -math.inf)
+        seen = TensorStatistics.from_results(limits, totals, bins, counts[bins], ranges)
+        self.gathered = self.gathered.merge(seen)
 
     def statistics(self) -> TensorStatistics:
-        """Return the statistics in the form of `calibration.statistics`."""
-        counts = self.counts.cpu().numpy()
-        bins = np.flatnonzero(counts).astype(np.int32)
-        ranges = (
-            torch.stack(self.feed_ranges).cpu().numpy() if self.feed_ranges else np.zeros((0, 2), np.float32)
-        )
-        ends = (float(self.rmin), float(self.rmax)) if self.seen else (float("inf"), float("-inf"))
-        seen = TensorStatistics.from_results(ends, self.totals.tolist(), bins, counts[bins], ranges)
-        return seen if self.floor is None else seen.begin_at(self.floor)
+        """Return the statistics of all tensors, with the floor."""
+        return self.gathered if self.floor is None else self.gathered.begin_at(self.floor)
 
     def limits(self) -> Limits:
         """Return the calibrated range. Raises StatisticsError if NaN or infinities were seen."""

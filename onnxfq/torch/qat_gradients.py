@@ -23,22 +23,20 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.affine import check_params
+from onnxfq.numerics.affine import ARITHMETICS, check_params
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import kernels
-from onnxfq.torch.arguments import checked
-from onnxfq.torch.arithmetic import ARITHMETICS, RoundingGrid, View, pack_mask, round_to_grid, unpack_mask
+from onnxfq.torch.arithmetic import RoundingGrid, View, pack_mask, round_to_grid, unpack_mask
 from onnxfq.torch.onnx_node import has_node, is_exporting, onnx_node
 from onnxfq.torch.rounding import RoundingRule, Saved
 
 _TYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
 
-@checked
 def fake_quantize(
     x: Tensor,
     scale: Tensor | float,
@@ -64,7 +62,7 @@ def fake_quantize(
         axis: the axis along which scales differ.
         block_size: elements along `axis` that share a scale.
         block_shape: shape of the blocks that share a scale.
-        rounding: a key of `arithmetic.ROUNDINGS`.
+        rounding: a key of `numerics.rounding.ROUNDINGS`.
         arithmetic: with "reciprocal", values and gradients equal torch.fake_quantize_per_tensor_affine and
             _per_channel_affine, except that NaN stays NaN.
         saturate: False lets the gradient of x pass outside the grid, and a float type overflow to its
@@ -230,7 +228,6 @@ class _StraightThrough(RoundingRule):
         return gradient if self.factor == 1 else gradient * self.factor
 
 
-@checked
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """Return x, with its gradient multiplied by `factor`."""
     return _StraightThrough(factor)(x, None, None)
@@ -241,7 +238,6 @@ def round_straight_through(x: Tensor) -> Tensor:
     return _StraightThrough(rounds=True)(x, None, None)
 
 
-@checked
 def lsq_factor(elements: int, qtype: QType | str) -> float:
     """Return 1 / sqrt(elements * qmax), by which LSQ multiplies the gradient of a scale.
 
@@ -255,7 +251,6 @@ def lsq_factor(elements: int, qtype: QType | str) -> float:
     return float((max(elements, 1) * grid.qmax) ** -0.5)
 
 
-@checked
 def fake_quantize_lsq(
     x: Tensor, scale: Tensor, offset: Tensor | float = 0.0, *, qtype: QType | str, axis: int | None = None
 ) -> Tensor:
@@ -278,7 +273,6 @@ def fake_quantize_lsq(
     return fake_quantize(x - shift, scales, qtype=qtype, axis=axis) + shift
 
 
-@checked
 def range_to_params(
     rmin: Tensor, rmax: Tensor, qtype: QType | str, symmetric: bool, rules: ParamRules | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -345,7 +339,6 @@ def next_half(scale: Tensor, kind: FloatType) -> Tensor:
     return (near.view(torch.int16) + up.to(torch.int16)).view(dtype).to(scale.dtype)
 
 
-@checked
 def fake_quantize_range(
     x: Tensor,
     rmin: Tensor,
@@ -365,7 +358,6 @@ def fake_quantize_range(
     )
 
 
-@checked
 def fake_quantize_pact(x: Tensor, alpha: Tensor, *, qtype: QType | str) -> Tensor:
     """Return x clipped to [0, alpha] and rounded to the unsigned `qtype` over that range, as PACT.
 

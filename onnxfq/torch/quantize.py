@@ -16,7 +16,6 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.torch.ao_recipe import recipe_of, scale_rule_of
-from onnxfq.torch.arguments import checked
 from onnxfq.torch.fused import switch_fused
 from onnxfq.torch.insertion import Settings
 from onnxfq.torch.layers import Swapped, restore
@@ -24,7 +23,6 @@ from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.unfinished import PLAN, Unfinished, find_unfinished
 
 
-@checked
 def quantize_module(
     model: nn.Module,
     recipe: str | Path | Recipe | Mapping[str, Any] | QConfig | QConfigMapping = "tensorrt-int8",
@@ -93,7 +91,6 @@ def quantize_module(
     return plan_of(model)
 
 
-@checked
 def plan_of(model: nn.Module) -> Plan:
     """Return the plan of a quantized module, with the operations in its forwards once these are planned.
 
@@ -105,7 +102,6 @@ def plan_of(model: nn.Module) -> Plan:
     return plan
 
 
-@checked
 def remove_fake_quantize(model: nn.Module) -> None:
     """Remove everything that `quantize_module` inserted; trained values stay."""
     for unfinished in find_unfinished(model):

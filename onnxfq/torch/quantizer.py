@@ -20,7 +20,7 @@ from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.masked_scores import MaskedScores
-from onnxfq.torch.arguments import Unscripted, checked, checked_methods
+from onnxfq.torch.arguments import Unscripted, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, granularity_of_shape
 from onnxfq.torch.calls import aside
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
@@ -410,7 +410,6 @@ class Factory(functools.partial[FakeQuantize]):
         return Factory(self.func, *self.args, **{**self.keywords, **keywords})
 
 
-@checked
 def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
     """Make the grid of every fake quantizer of `model` a parameter, with `FakeQuantize.learn`.
 
@@ -421,7 +420,6 @@ def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
         quantizer.learn("scale" if fixed_zero else what)
 
 
-@checked
 def quantizers(model: nn.Module) -> dict[str, FakeQuantize]:
     """Return the fake quantizers of `model` by path."""
     return {name: module for name, module in model.named_modules() if isinstance(module, FakeQuantize)}

@@ -342,6 +342,28 @@ def test_both_of_two_equal_sums_are_quantized():
     assert kinds.count("QuantizeLinear") == len(expected.activations)
 
 
+class Named(nn.Module):
+    """A forward with outputs by name, as in transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        """[N, 4] to a tensor, and another one in a list."""
+        return {"first": self.first(x), "rest": [self.rest(x).relu()]}
+
+
+def test_outputs_by_name_are_quantized():
+    """QNN's results have quantizers in dictionaries too, as many as in the plan of the exported model."""
+    model, x = Named().eval(), torch.randn(2, 4)
+    expected = onnxfq.make_plan(onnxfq.load(export_torch(model, (x,))), onnxfq.load_recipe("qnn-int8"))
+    prepared(model, x, "qnn-int8")
+    kinds = [node.op_type for node in export_torch(model, (x,)).graph.node]
+    assert kinds.count("QuantizeLinear") == len(expected.activations) == 3
+    assert model(x).keys() == {"first", "rest"} and type(model(x)["rest"]) is list
+
+
 class FrozenNorm(nn.Module):
     """A convolution with a norm of constants, as detectors freeze them."""
 
@@ -369,6 +391,41 @@ def test_constants_are_quantized_as_a_whole():
     kinds = [node.op_type for node in export_torch(model, (x,)).graph.node]
     assert kinds.count("QuantizeLinear") == len(expected.activations)
     assert not {"Reciprocal", "Sqrt", "Sub"} & set(kinds)
+
+
+class Grouped(nn.Module):
+    """Attention whose keys and values have fewer heads, which it repeats itself only where it is exported."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries, self.keys, self.values = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        """[N, T, 8] to the same."""
+        parts = (layer(x) for layer in (self.queries, self.keys, self.values))
+        q, k, v = (part.unflatten(-1, (-1, 2)).transpose(1, 2) for part in parts)
+        v = v + k
+        is_exported = torch.compiler.is_exporting()
+        if is_exported:
+            k = k.index_select(1, torch.tensor([0, 0, 1, 1]))
+            v = v[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=not is_exported)
+        return y.transpose(1, 2).flatten(2)
+
+
+def test_tensors_that_an_export_alone_moves_are_quantized():
+    """They have the scale of the tensor that attention reads otherwise, and as many pairs as in the plan."""
+    model, x = Grouped().eval(), torch.randn(2, 3, 8)
+    expected = onnxfq.make_plan(onnxfq.load(export_torch(model, (x,))), onnxfq.load_recipe("qnn-int8"))
+    assert not prepared(model, x, "qnn-int8").skipped
+    exported = export_torch(model, (x,))
+    kinds = [node.op_type for node in exported.graph.node]
+    assert kinds.count("QuantizeLinear") == len(expected.activations)
+    assert kinds.count("Gather") == kinds.count("Expand") == 1
+    wanted = model(x).detach().numpy()
+    (found,) = onnxruntime.InferenceSession(exported.SerializeToString()).run(None, {"x": x.numpy()})
+    # Sums in another order may round to the next of 256 numbers, in each of five steps.
+    assert np.abs(found - wanted).max() <= 5 / 255 * np.ptp(wanted)
 
 
 class Indexing(nn.Module):

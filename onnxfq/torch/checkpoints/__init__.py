@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from onnxfq.checkpoints.tensor_file import read_head, write_tensors
 from onnxfq.errors import ArgumentError, ModelError, nearest
 from onnxfq.support.files import check_writable, replace_file
-from onnxfq.torch.arguments import checked
 from onnxfq.torch.checkpoints import horizon, torch_ao
 from onnxfq.torch.quantizer import quantizers
 
@@ -39,7 +38,6 @@ FORMATS: dict[str, ModuleType] = {"torch-ao": torch_ao, "horizon": horizon}
 `write`, module -> (state of theirs, quantizers that it cannot hold)."""
 
 
-@checked
 def load_checkpoint(
     model: nn.Module, source: str | os.PathLike[str] | Mapping[str, Tensor], format: str
 ) -> tuple[str, ...]:
@@ -71,7 +69,6 @@ def load_checkpoint(
     return tuple(rest)
 
 
-@checked
 def save_checkpoint(model: nn.Module, path: str | os.PathLike[str] | None, format: str) -> dict[str, Tensor]:
     """Return the state of a module of `quantize_module` with the keys of another library.
 

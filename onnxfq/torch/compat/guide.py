@@ -11,10 +11,9 @@ from torch import Tensor
 from onnxfq.errors import SpecError
 from onnxfq.numerics.arrays import dequantize_array, integer_limits, quantize_array
 from onnxfq.numerics.arrays import quantization_noise as both_errors
-from onnxfq.torch.arguments import checked
+from onnxfq.torch.arguments import check_functions
 
 
-@checked
 def get_q_scale_and_zero_point(tensor: Tensor, dtype: torch.dtype = torch.int8) -> tuple[float, float]:
     """Return scale and zero point of the range as it is: a fraction, beyond the integers for one without 0.
 
@@ -28,13 +27,11 @@ def get_q_scale_and_zero_point(tensor: Tensor, dtype: torch.dtype = torch.int8) 
     return scale, int(limits.min) - low / scale
 
 
-@checked
 def get_q_scale_symmetric(tensor: Tensor, dtype: torch.dtype = torch.int8) -> float:
     """Return the largest magnitude / the largest integer."""
     return linear_q_symmetric(tensor, dtype)[1]
 
 
-@checked
 def linear_q_with_scale_and_zero_point(
     tensor: Tensor, scale: float | Tensor, zero_point: float | Tensor, dtype: torch.dtype = torch.int8
 ) -> Tensor:
@@ -43,21 +40,18 @@ def linear_q_with_scale_and_zero_point(
     return values
 
 
-@checked
 def linear_quantization(tensor: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, float, float]:
     """Return (integers, scale, zero point) of the range, as `get_q_scale_and_zero_point`."""
     scale, zero_point = get_q_scale_and_zero_point(tensor, dtype)
     return linear_q_with_scale_and_zero_point(tensor, scale, zero_point, dtype), scale, zero_point
 
 
-@checked
 def linear_q_symmetric(tensor: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, float]:
     """Return (integers, scale) with zero point 0."""
     made = quantize_array(tensor, dtype=dtype, symmetric=True)
     return made.values, float(made.scale)
 
 
-@checked
 def linear_q_symmetric_per_channel(
     r_tensor: Tensor, dim: int, dtype: torch.dtype = torch.int8
 ) -> tuple[Tensor, Tensor]:
@@ -66,7 +60,6 @@ def linear_q_symmetric_per_channel(
     return made.values, made.scale
 
 
-@checked
 def linear_dequantization(
     quantized_tensor: Tensor, scale: float | Tensor, zero_point: float | Tensor
 ) -> Tensor:
@@ -75,13 +68,11 @@ def linear_dequantization(
     return values
 
 
-@checked
 def quantization_error(tensor: Tensor, dequantized_tensor: Tensor) -> float:
     """Return the mean squared error."""
     return both_errors(tensor, dequantized_tensor).mse
 
 
-@checked
 def plot_quantization_errors(
     original_tensor: Tensor, quantized_tensor: Tensor, dequantized_tensor: Tensor, path: str | None = None
 ) -> Any:
@@ -89,3 +80,6 @@ def plot_quantization_errors(
     # Pictures are made above this room; only who calls this needs them.
     draw = import_module("onnxfq").plot_quantization_errors
     return draw(original_tensor, quantized_tensor, dequantized_tensor, path)
+
+
+check_functions(globals())

@@ -79,14 +79,8 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
         self._overwrites = {"min": True, "max": True}
         self._sealed = True
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of min and max."""
-        return tuple(self.min.shape)
-
-    @property
-    def _analyzed(self) -> tuple[float, bool]:
-        return self.num_steps - (1 if self.zero_point_shift else 0), self.symmetric
+    shape = property(lambda self: tuple(self.min.shape), doc="Shape of min and max.")
+    _analyzed = property(lambda self: (self.num_steps - bool(self.zero_point_shift), self.symmetric))
 
     def get_scale(self, dtype: torch.dtype | None = None) -> Tensor | None:
         """Return the scale, of dtype or float32; None before a range is known."""

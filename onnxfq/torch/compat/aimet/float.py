@@ -88,18 +88,10 @@ class FloatQuantizeDequantize(QuantizerBase):
         self._overwrites = {"maxval": True}
         self._sealed = True
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of maxval."""
-        return tuple(self.maxval.shape)
-
+    shape = property(lambda self: tuple(self.maxval.shape), doc="Shape of maxval.")
     exponent_bits: int = _bits("exponent_bits", "Bits of the exponent; setting it keeps maxval.")
     mantissa_bits: int = _bits("mantissa_bits", "Bits behind the point; setting it keeps maxval.")
-
-    @property
-    def bitwidth(self) -> int:
-        """Bits of a number, with its sign."""
-        return 1 + self.exponent_bits + self.mantissa_bits
+    bitwidth = property(lambda self: 1 + sum(self._format[:2]), doc="Bits of a number, with its sign.")
 
     def is_float16(self) -> bool:
         """Tell whether the format is float16."""
@@ -152,9 +144,7 @@ class FloatQuantizeDequantize(QuantizerBase):
             raise SpecError(f"an entry of a float must have 16 bits, found {encodings[0].get('bitwidth')}")
         self._format = FLOAT_FORMATS[torch.float16]
 
-    @property
-    def _analyzed(self) -> tuple[float, bool]:
-        return 2.0**self.bitwidth - 1, False
+    _analyzed = property(lambda self: (2.0**self.bitwidth - 1, False))
 
     def _largest(self, low: Tensor, high: Tensor) -> Tensor:
         largest = torch.maximum(low.abs(), high.abs()).to(self.maxval)

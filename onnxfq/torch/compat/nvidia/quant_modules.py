@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from onnxfq.errors import ModelError, nearest
-from onnxfq.torch.arguments import checked
+from onnxfq.torch.arguments import check_functions
 from onnxfq.torch.compat.nvidia import layers, lstm
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
 
@@ -83,7 +83,6 @@ def _set(entries: Sequence[QuantEntry]) -> None:
 _helper = QuantModuleReplacementHelper()
 
 
-@checked
 def initialize(
     float_module_list: Sequence[str] | None = None, custom_quant_modules: Custom | None = None
 ) -> contextlib.ExitStack:
@@ -106,13 +105,11 @@ def initialize(
     return replacement
 
 
-@checked
 def deactivate() -> None:
     """Put torch.nn's layers back, and what `custom_quant_modules` replaced."""
     _helper.restore_float_modules()
 
 
-@checked
 @contextlib.contextmanager
 def enable_onnx_export() -> Iterator[None]:
     """Let plain torch.onnx.export write QuantizeLinear and DequantizeLinear inside the block.
@@ -127,3 +124,4 @@ def enable_onnx_export() -> Iterator[None]:
 
 
 __all__ = ["QuantModuleReplacementHelper", "deactivate", "enable_onnx_export", "initialize"]
+check_functions(globals())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import ArgumentError, SpecError
-from onnxfq.torch.arguments import checked
+from onnxfq.torch.arguments import check_functions
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor, check_bits
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.onnx_node import is_exporting
@@ -37,7 +37,6 @@ LEAST = 2.0**-24
 E4M3_MOST = 448.0
 
 
-@checked
 def integer_bound(num_bits: int, unsigned: bool) -> int:
     """Return the largest integer of the grid. Raises SpecError if it is 0: one bit with a sign."""
     check_bits(num_bits)
@@ -125,7 +124,6 @@ class _Formula(RoundingRule):
         return y, (x <= high) & (x >= (-high if low is None else low)) if mask else None
 
 
-@checked
 def fake_tensor_quant(
     inputs: Tensor, amax: Tensor | float, num_bits: int = 8, unsigned: bool = False, narrow_range: bool = True
 ) -> Tensor:
@@ -147,7 +145,6 @@ def fake_tensor_quant(
 legacy_fake_tensor_quant = fake_tensor_quant
 
 
-@checked
 def tensor_quant(
     inputs: Tensor, amax: Tensor | float, num_bits: int = 8, unsigned: bool = False, narrow_range: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -164,7 +161,6 @@ def tensor_quant(
     return integers, scale
 
 
-@checked
 def scaled_e4m3(inputs: Tensor, amax: Tensor | float | None = None, E: int = 4, M: int = 3) -> Tensor:
     """Return `inputs` rounded to float8 numbers with 4 exponent and 3 mantissa bits, times amax / 448.
 
@@ -179,7 +175,6 @@ def scaled_e4m3(inputs: Tensor, amax: Tensor | float | None = None, E: int = 4, 
     return _Formula(_e4m3)(*_tensors(inputs, E4M3_MOST if amax is None else amax), None)
 
 
-@checked
 def fake_affine_tensor_quant(
     inputs: Tensor, min_range: Tensor | float, max_range: Tensor | float, num_bits: int = 8
 ) -> Tensor:
@@ -198,3 +193,6 @@ def fake_affine_tensor_quant(
 def _tensors(inputs: Tensor, limit: Any) -> tuple[Tensor, Tensor]:
     fixed = limit.detach() if isinstance(limit, Tensor) else torch.tensor(float(limit), device=inputs.device)
     return inputs, fixed
+
+
+check_functions(globals())

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from onnxfq.errors import ArgumentError
-from onnxfq.torch.arguments import checked
+from onnxfq.torch.arguments import check_functions
 
 Patterns = Sequence[str]
 
 
-@checked
 def match_parameters(model: nn.Module, patterns: Patterns) -> Iterator[nn.Parameter]:
     """Yield the parameters in whose name one of the regular expressions is found, each once."""
     for name, parameter in model.named_parameters():
@@ -23,7 +22,6 @@ def match_parameters(model: nn.Module, patterns: Patterns) -> Iterator[nn.Parame
             yield parameter
 
 
-@checked
 def group_parameters(
     model: nn.Module,
     patterns_list: Sequence[Patterns],
@@ -55,14 +53,12 @@ def group_parameters(
     ]
 
 
-@checked
 def freeze_parameters(model: nn.Module, patterns: Patterns) -> None:
     """Let the parameters that match have no gradient."""
     for parameter in match_parameters(model, patterns):
         parameter.requires_grad = False
 
 
-@checked
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def quant_weight_inplace(model: nn.Module) -> None:
     """Replace the weight of each quantized layer by its quantized values."""
@@ -70,3 +66,6 @@ def quant_weight_inplace(model: nn.Module) -> None:
         quantizer = getattr(module, "_weight_quantizer", None)
         if quantizer is not None and isinstance(getattr(module, "weight", None), nn.Parameter):
             module.weight.data.copy_(quantizer(module.weight))
+
+
+check_functions(globals())
