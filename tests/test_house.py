@@ -176,7 +176,7 @@ ROOM_LINES: dict[str, int] = {
     "passes": 1779,  # rotations in constants; no room fell
     "placement": 1591,  # one rule of kernels for products and convolutions
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
-    "quantizing": 361,  # the words for drawn inputs; targets fell
+    "quantizing": 362,  # the word for folders of checkpoints; torch fell
     "remedies": 1767,  # sessions and runs that stages share, forms built when they are read; no room fell
     "report": 1242,  # drawn inputs are told; targets fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell

@@ -61,7 +61,7 @@ def test_unknown_names_are_refused() -> None:
 CLI_ONLY = set(
     "output report artifacts time build shape thumbnails custom_ops python as_json verbose quiet".split()
 )
-"""Options of the command for its files and its text; functions and GenAI's own builder do the same in Python."""
+"""Options of the command for its files and its text; other functions do the same in Python."""
 
 
 @pytest.mark.parametrize(

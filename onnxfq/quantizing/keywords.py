@@ -43,6 +43,7 @@ _OTHER_FUNCTIONS = {
     "build": "onnxfq.check(..., build=onnxfq.BuildOptions())",
     "custom_ops": "onnxfq.use_custom_ops(...) before",
     "no_data": "data=onnxfq.DrawnInputs()",
+    "python": "model=FOLDER, which onnxruntime_genai.models.builder wrote before",
     "report": "onnxfq.write_report(result, ...)",
     "shape": "onnxfq.check(..., build=onnxfq.BuildOptions(...))",
     "thumbnails": "onnxfq.write_report(result, ...), which has no pictures",
