@@ -127,6 +127,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "rounding": ("gptq", "nearest", "auto", "qronos", "nothing"),
     "smooth": ("none", "auto", "0.5", "nan", "-1", "x"),
     "kv": ("int8", "int4", "nothing"),
+    "python": ("python3", "none"),
     "custom_ops": ("m.onnx", "none.so"),
     "labels": ("l.npy", "l.txt", "m.onnx"),
     "metric": ("maker:metric", "maker:raises", "maker:nothing", "maker"),

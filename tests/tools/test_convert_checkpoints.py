@@ -383,7 +383,10 @@ def test_large_weights_go_through_a_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_half_graphs_hold_the_same_numbers(tmp_path: Path) -> None:
-    """A float16 graph gets the numbers of GPTQ, whose scales are float16; scales of bfloat16 are refused."""
+    """A float16 graph gets the numbers of GPTQ, whose scales are float16; TensorRT refuses those of bfloat16.
+
+    ONNX Runtime's graph is float32 inside, and holds both.
+    """
     proto = builder_graph()
     for tensor in proto.graph.initializer:
         tensor.CopyFrom(
@@ -402,7 +405,12 @@ def test_half_graphs_hold_the_same_numbers(tmp_path: Path) -> None:
     with pytest.raises(
         PlanError, match="is float16 in the graph, and a scale of the checkpoint is not exact"
     ):
-        apply_checkpoint(small, proto, tmp_path / "r.onnx")
+        apply_checkpoint(small, proto, tmp_path / "r.onnx", target="tensorrt")
+    apply_checkpoint(small, proto, tmp_path / "r.onnx", target="onnxruntime")
+    stored = StoredLayers(onnx.load(tmp_path / "r.onnx"))
+    (place,) = [p for p in stored.places() if "o_proj" in p.tensor]
+    wanted = QuantizedCheckpoint(small).read(f"{LAYER}.self_attn.o_proj")
+    assert not isinstance(wanted, FloatLayer) and np.array_equal(stored.read(place).scale, wanted.scale)
 
 
 def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
