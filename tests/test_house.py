@@ -165,11 +165,11 @@ ROOM_LINES: dict[str, int] = {
     "cli": 1929,  # an option for rotations; no room fell
     "data": 1768,  # a name for drawn inputs; targets fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1528,  # a field for rotations; no room fell
+    "documents": 1529,  # whether most samples gain; torch fell
     "execution": 1239,  # sessions and runs that stages share, forms built when they are read; no room fell
     "graph": 4829,  # the attributes of types by name; no room fell
     "interchange": 1241,  # folders of checkpoints by GenAI's builder; no room fell
-    "judging": 1259,  # gains of most samples, by ranks; no room fell
+    "judging": 1260,  # gains of most samples, by ranks; no room fell
     "layers": 939,  # groups that nothing reads have names; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1178,  # the signed-rank test of gains; torch fell

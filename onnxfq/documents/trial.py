@@ -25,6 +25,7 @@ class Trial(Record):
         before: SQNR of the outputs in dB without it, on samples that did not choose it; None if not measured.
         after: the same with it.
         gain: ends in dB of the 90% interval of their difference; None where the samples tell none.
+        of_most: whether most samples surely gain, by the ranks of their gains.
         why: reason why it is not kept, empty otherwise.
         details: what it does, a line each.
         evidence: the measurement that chose it, if there is one to look up.
@@ -39,6 +40,7 @@ class Trial(Record):
     before: float | None = None
     after: float | None = None
     gain: tuple[float, float] | None = None
+    of_most: bool = False
     why: str = ""
     details: tuple[str, ...] = ()
     evidence: Sensitivity | Equalization | None = None
@@ -76,7 +78,7 @@ class Trial(Record):
         """The reason, if there is one, or the interval of the gain, and the details."""
         ends = self.gain if self.is_kept else None
         gain = "" if ends is None else f"its gain is {ends[0]:.1f} to {ends[1]:.1f} dB"
-        gain += "" if ends is None or ends[0] > 0.0 else "; most samples surely gain"
+        gain += "; most samples surely gain" if ends is not None and ends[0] <= 0.0 and self.of_most else ""
         return [" ".join(text.split()) for text in (self.why, gain, *self.details) if text]
 
 

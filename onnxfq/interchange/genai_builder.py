@@ -1,4 +1,4 @@
-"""`build_folder`: a folder of ONNX Runtime GenAI from a checkpoint of transformers, by GenAI's own builder.
+"""`built_folder`: a folder of ONNX Runtime GenAI from a checkpoint of transformers, by GenAI's own builder.
 
 The builder needs torch and transformers, and runs in the Python of an environment that has them.
 """

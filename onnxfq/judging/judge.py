@@ -122,7 +122,8 @@ class Gain(NamedTuple):
     @property
     def figures(self) -> dict[str, Any]:
         """The fields of a trial."""
-        return {"before": self.before, "after": self.after, "gain": self.interval}
+        measured = {"before": self.before, "after": self.after, "gain": self.interval}
+        return measured | {"of_most": self.of_most}
 
     @property
     def is_open(self) -> bool:

@@ -14,7 +14,7 @@ from loops import loop_over
 from onnx import numpy_helper
 
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
-from onnxfq.documents.trial import trial_lines
+from onnxfq.documents.trial import Trial, trial_lines
 from onnxfq.errors import StatisticsError
 from onnxfq.judging import combinations
 from onnxfq.judging.accuracy_target import AccuracyTarget
@@ -597,3 +597,17 @@ def test_a_step_that_loses_on_other_samples_is_dropped() -> None:
     final, (first, second) = improve(judge, candidate, [free("finer", finer), free("fitted", fit)])
     assert first.is_kept and final.recipe.activations.calibrator.name == "minmax"
     assert not second.is_kept and second.after < second.before and second.why.startswith("it loses ")
+
+
+@pytest.mark.parametrize(
+    ("interval", "of_most", "text"),
+    [
+        ((0.2, 1.4), True, "its gain is 0.2 to 1.4 dB"),
+        ((-0.2, 1.4), True, "its gain is -0.2 to 1.4 dB; most samples surely gain"),
+        ((-0.2, 1.4), False, "its gain is -0.2 to 1.4 dB"),
+    ],
+)
+def test_what_a_kept_remedy_says_of_its_gain(interval: tuple[float, float], of_most: bool, text: str) -> None:
+    """The step of a combination that is proven as a whole may have no sure gain of its own, and claims none."""
+    gain = Gain(20.0, 20.6, interval, of_most)
+    assert Trial(remedy="x", is_kept=True, **gain.figures).texts == [text]
