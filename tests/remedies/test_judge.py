@@ -608,6 +608,6 @@ def test_a_step_that_loses_on_other_samples_is_dropped() -> None:
     ],
 )
 def test_what_a_kept_remedy_says_of_its_gain(interval: tuple[float, float], of_most: bool, text: str) -> None:
-    """The step of a combination that is proven as a whole may have no sure gain of its own, and claims none."""
+    """The text claims that most samples gain only if they do."""
     gain = Gain(20.0, 20.6, interval, of_most)
     assert Trial(remedy="x", is_kept=True, **gain.figures).texts == [text]
