@@ -169,8 +169,8 @@ ROOM_LINES: dict[str, int] = {
     "execution": 1239,  # sessions and runs that stages share, forms built when they are read; no room fell
     "graph": 4829,  # the attributes of types by name; no room fell
     "interchange": 1241,  # folders of checkpoints by GenAI's builder; no room fell
-    "judging": 1260,  # gains of most samples, by ranks; no room fell
-    "layers": 939,  # groups that nothing reads have names; no room fell
+    "judging": 1262,  # candidates are compared one at a time, for memory; no room fell
+    "layers": 941,  # joined samples have a bound in bytes; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1178,  # the signed-rank test of gains; torch fell
     "passes": 1779,  # rotations in constants; no room fell

@@ -525,15 +525,18 @@ class Judge:
             if new and samples not in self.wanted:
                 given = session.compared, session.judged, feeds, self.options.threads, self.options.device
                 self.wanted[samples] = keep_outputs(*given)
-            evaluation = session.score(
-                {str(at): one.simulate() for at, one in enumerate(new)},
-                feeds if new else (),
-                self.options,
-                narrow_from=0 if self.options.exact or session.judged.states else narrow_from,
-                expected=iter(self.wanted[samples]) if new and self.wanted[samples] else None,
-            )
-        for candidate, scores in zip(new, evaluation.candidates, strict=True):
-            candidate.memory[samples] = scores
+            wanted = self.wanted[samples] if new else None
+            # One at a time, so that memory holds the sessions of one; else each would run the float model.
+            for part in [[one] for one in new] if wanted else [new]:
+                evaluation = session.score(
+                    {str(at): one.simulate() for at, one in enumerate(part)},
+                    feeds if part else (),
+                    self.options,
+                    narrow_from=0 if self.options.exact or session.judged.states else narrow_from,
+                    expected=iter(wanted) if wanted else None,
+                )
+                for candidate, scores in zip(part, evaluation.candidates, strict=True):
+                    candidate.memory[samples] = scores
         return [self._read(candidate, feeds, narrow_from).lowest_db for candidate in candidates]
 
     def _read(self, candidate: Candidate, feeds: Sequence[Feed], narrow_from: int = 0) -> CandidateScore:

@@ -59,7 +59,10 @@ LEAST_SAMPLES = 128
 """Least samples that are kept of more, although fewer give enough rows."""
 
 JOINED = 16
-"""Samples of a run. ResNet-20 takes 6 s of processor time by it, and 15 s with one sample in each run."""
+"""Most samples of a run. ResNet-20 takes 6 s of processor time by it, and 15 s with one in each run."""
+
+JOINED_BYTES = 1 << 25
+"""Most bytes of live tensors of both models in a run of several samples."""
 
 
 def choose_samples(sizes: Iterable[WeightSize]) -> int:
@@ -242,12 +245,13 @@ def _select_feeds(model: Model, plan: Plan, feeds: Iterable[Feed]) -> list[Feed]
     if len(kept) > LEAST_SAMPLES:
         products = measure_costs(model.proto, plan, kept[0]).products
         kept = kept[: choose_samples(weight_sizes(model.proto, plan, products))]
-    return _join_samples(model, plan, kept)
+    joined = min(JOINED, JOINED_BYTES // max(count_alive(kept[0]), 1)) if kept else 0
+    return _join_samples(model, plan, kept, joined)
 
 
-def _join_samples(model: Model, plan: Plan, kept: list[Feed]) -> list[Feed]:
-    """Return JOINED samples as one feed where a run of them is proven to be a run of each."""
-    if len(kept) < JOINED:
+def _join_samples(model: Model, plan: Plan, kept: list[Feed], joined: int) -> list[Feed]:
+    """Return `joined` samples as one feed where a run of them is proven to be a run of each."""
+    if joined < 2 or len(kept) < joined:
         return kept
     inputs = input_specs(model.proto)
     first, last = ends = kept[0], kept[-1]
@@ -257,4 +261,4 @@ def _join_samples(model: Model, plan: Plan, kept: list[Feed]) -> list[Feed]:
     if any(p.spec.dynamic for p in plan.activations) or not can_join(first, last, inputs):
         return kept
     is_proven = take_together(model.proto, join_feeds(list(ends), inputs), ends)
-    return list(rebatch(kept, inputs, JOINED)) if is_proven else kept
+    return list(rebatch(kept, inputs, joined)) if is_proven else kept
