@@ -12,6 +12,7 @@ from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.timing import Timing
 from onnxfq.documents.trial import Trial
 from onnxfq.support.groups import group_pairs
+from onnxfq.support.plurals import agree_numbers
 from onnxfq.tools.build_written import BuildRecord
 
 Cell = str | list[str]
@@ -59,7 +60,8 @@ def score_tables(candidates: Sequence[CandidateScore], samples: str) -> list[Pag
     for one in candidates:
         accuracy = "" if one.accuracy is None else f"{one.accuracy:.4f}"
         cells = [*one.cells(one.outputs), *one.cells(one.parts), *one.cells(one.shares)]
-        shares = {name: f"{share:.0%}" for name, share in one.weight_shares.items()}
+        # Activations may cancel noise of weights on the few feeds that tell it.
+        shares = {n: f"{share:.0%}" if share <= 1.0 else "all" for n, share in one.weight_shares.items()}
         rows += [[one.candidate, *texts, shares.get(texts[0], ""), accuracy] for texts in cells]
     note = f"On {samples}. At {LOW_SQNR_DB:g} dB the noise is a tenth of the signal; each 6 dB halve it."
     worst = [(one.candidate, sample) for one in candidates for sample in one.worst_samples]
@@ -94,18 +96,18 @@ def trial_tables(trials: Sequence[Trial]) -> list[PageTable]:
 
 def mix_tables(found: Sequence[Sensitivity]) -> list[PageTable]:
     """Return the mixes of formats that cost least for what they give, and which of them was chosen last."""
-    remedies = [one.remedy for one in found if one.remedy is not None and len(one.remedy.frontier) > 1]
-    if not remedies:
+    ranked = [(one.remedy, one) for one in found if one.remedy is not None and len(one.remedy.frontier) > 1]
+    if not ranked:
         return []
-    remedy = remedies[-1]
+    remedy, ranking = ranked[-1]
     rows = [("cost", "groups in another format", "SQNR dB", "choice")]
     for place, point in enumerate(remedy.frontier):
         cost = f"{point.cost / 8e3:,.1f} kB" if remedy.size else f"{point.cost:.1%}"
         mark = "chosen" if place == remedy.chosen else ""
         rows.append((cost, str(point.changed), name_figure(point.sqnr_db).removesuffix(" dB"), mark))
     unit = "bytes of weights" if remedy.size else "share of the time, by multiply-adds and starts of kernels"
-    note = f"As predicted by the noise of groups alone; what was chosen is measured. Cost: {unit}."
-    return list_table("Mixes of formats", note, rows)
+    note = f"Predicted by single groups on {ranking.samples} feeds; others prove the choice. Cost: {unit}."
+    return list_table("Mixes of formats", agree_numbers(note), rows)
 
 
 def time_tables(timing: Timing | None) -> list[PageTable]:

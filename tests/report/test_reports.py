@@ -35,6 +35,7 @@ from onnxfq.quantizing.pipeline import QuantizeResult, quantize
 from onnxfq.report.contents import page_contents
 from onnxfq.report.html import render_report, write_report
 from onnxfq.report.layer_table import layer_table
+from onnxfq.report.page_tables import score_tables
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.report.text import quantize_summary
@@ -99,6 +100,16 @@ def test_activation_noise_is_expected_from_the_histogram(result: QuantizeResult)
     noise = h - fake_quantize(h.astype(np.float32), scale, qtype=qtype)
     # The histogram knows a value to 1/64 of itself only.
     assert row.sqnr_db == pytest.approx(10 * math.log10((h**2).sum() / (noise**2).sum()), abs=1.0)
+
+
+def test_few_feeds_tell_the_share_of_weights(result: QuantizeResult) -> None:
+    """On the few first feeds, weights alone may make more noise than everything together."""
+    assert result.evaluation is not None
+    (scores, *_), (name, *_) = result.evaluation.candidates, result.evaluation.candidates[0].weight_shares
+    for share, shown in ((0.25, "25%"), (1.0, "100%"), (6.4, "all")):
+        told = scores.model_copy(update={"weight_shares": {name: share}})
+        (table, *_) = score_tables([told], "4 samples")
+        assert [row[table["heads"].index("by weights")] for row in table["rows"] if row[1] == name] == [shown]
 
 
 def test_rows_of_another_model(result: QuantizeResult) -> None:
