@@ -16,9 +16,9 @@ room: ContextVar[float | None] = ContextVar("room", default=None)
 _MARGIN = 2
 """Characters by which some callers indent tables."""
 
-_WORDS = re.compile(r" *[^ ]+")
+_WORDS = re.compile(r" *\(?-?[\d.]+ to -?[\d.]+[^ ]*| *[^ ]+")
 _NAMES = re.compile(r"[^./:_,]*[./:_,]+|[^./:_,]+")
-"""Parts of a cell between which a line may end."""
+"""Parts of a cell between which a line may end: not within an interval."""
 
 _KEYED = re.compile(r"(?:calibrated|not needed|float part) | *\S+(?: \S+)? {2,}| +")
 """Begin of a line before its sentence: a padded word, or an indent."""

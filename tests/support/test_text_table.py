@@ -36,6 +36,17 @@ def test_words_go_over_lines_before_names(monkeypatch: pytest.MonkeyPatch) -> No
     assert " ".join(line[17:] for line in lines[1:]) == rows[1][1]
 
 
+def test_an_interval_is_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line ends inside of an interval, in a table and in a sentence."""
+    monkeypatch.setattr(tables, "measure_room", lambda stream: 30)
+    rows = [("output", "SQNR dB", "90%"), ("save_infer_model/scale_0", "-3.2", "-11.0 to 34.3")]
+    told = [
+        *table_lines(rows, names=(0,)),
+        *wrap_lines("SQNR       12 dB (-11.0 to 34.3) at y").split("\n"),
+    ]
+    assert all(len(line) <= 30 for line in told) and sum("-11.0 to 34.3" in line for line in told) == 2
+
+
 def test_a_word_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any room words have a line each."""
     monkeypatch.setattr(tables, "measure_room", lambda stream: 10)
