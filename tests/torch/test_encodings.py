@@ -80,6 +80,7 @@ def test_onnx_calibration_into_torch(tmp_path):
     )
 
 
+@pytest.mark.whole
 def test_torch_encodings_into_onnx(tmp_path):
     """The encodings under ONNX's names are what the plan of the float model asks for."""
     model = prepared()
