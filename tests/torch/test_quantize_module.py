@@ -78,7 +78,6 @@ def test_removal_leaves_nothing(name):
     quantize_module(model)  # and again
 
 
-@pytest.mark.sample
 def test_copies_are_independent():
     """copy.deepcopy of a quantized module is one, with its own quantizers and folded BatchNorm."""
     model, x = small_network("residual_cnn"), digits()
