@@ -135,7 +135,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put dear files first: with several workers no file is left for one of them at the end.
 
-    A sample stays of grids and of dear files; pytest counts the others as deselected.
+    A sample stays of grids and of dear files, and no dear test of a cheap one; pytest counts the others as
+    deselected.
     """
     paths = {item.path for item in items}
     seconds = {path: duration_of(path) for path in paths}
