@@ -45,11 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where the tests of custom_ops run kernels"
     )
-    parser.addoption("--random-graphs", type=int, default=100, help="graphs drawn (CI: 100)")
+    parser.addoption("--random-graphs", type=int, default=60, help="graphs drawn (CI: 60)")
     parser.addoption("--all-opsets", action="store_true", help="every opset with every recipe")
     parser.addoption("--all-ways", action="store_true", help="every option in every way of feeding")
     parser.addoption("--all-cases", action="store_true", help="every case of tests that take a sample")
-    parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
+    parser.addoption("--damaged-files", type=int, default=120, help="files damaged (CI: 120)")
     parser.addoption("--test-seconds", type=int, default=600, help="a test that takes longer hangs")
     parser.addoption("--whole", action="store_true", help="every test; else dear files give a sample")
     parser.addoption("--record-durations", action="store_true", help=f"write {RECORD.name} at the end")
@@ -135,7 +135,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put dear files first: with several workers no file is left for one of them at the end.
 
-    A sample stays of grids and of dear files; pytest counts the others as deselected.
+    A sample stays of grids and of dear files, and no dear test of a cheap one; pytest counts the others as
+    deselected.
     """
     paths = {item.path for item in items}
     seconds = {path: duration_of(path) for path in paths}
@@ -150,6 +151,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.stash[_SAMPLED]:
         plain = [item for item in items if item.get_closest_marker("sample") is None]
         left_out |= {item for item in plain if seconds[item.path] >= DEAR}
+        left_out |= {item for item in items if item.get_closest_marker("whole")}
     if not config.getoption("--all-cases"):
         left_out |= set(items) - choose_cases(items)
     if left_out:

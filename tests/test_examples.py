@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_server import CommandServer, command_server
@@ -48,17 +49,18 @@ def server() -> Iterator[CommandServer]:
         yield made
 
 
-def commands() -> list[tuple[str, list[str]]]:
-    """Return (page, words) of every indented `python` line."""
+def sampled(one: str) -> list[Any]:
+    """Return (page, words) of every indented `python` line; page `one` stands for all in a sample."""
     found = []
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
             if line.startswith("    python "):
-                found.append((page.parent.name, shlex.split(line)[1:]))
+                marks = [pytest.mark.sample] if page.parent.name == one else []
+                found.append(pytest.param(page.parent.name, shlex.split(line)[1:], marks=marks))
     return found
 
 
-@pytest.mark.parametrize(("page", "words"), commands(), ids=lambda value: str(value))
+@pytest.mark.parametrize(("page", "words"), sampled("from_pytorch_quantization"), ids=str)
 def test_command_runs(
     page: str, words: list[str], checkout: Path, tmp_path: Path, server: CommandServer
 ) -> None:
@@ -70,7 +72,6 @@ def test_command_runs(
     assert [*tmp_path.glob("*.onnx"), *tmp_path.glob("*.png")]
 
 
-@pytest.mark.sample
 def test_the_notebook_runs(tmp_path: Path, server: CommandServer) -> None:
     """The code cells run in order, print what is stored, and leave a model and a report."""
     content = json.loads((ROOT / "examples/notebook/quantize.ipynb").read_text(encoding="utf-8"))

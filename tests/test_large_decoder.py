@@ -15,6 +15,7 @@ from networks.decoder import DecoderShape  # noqa: E402
 SHAPE = DecoderShape(width=128, layers=2, heads=4, key_heads=2, hidden=512, words=500, tokens=64)
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads what a child process took")
 def test_a_decoder_in_int4(tmp_path):
     """In onnxruntime, on tokens that calibration does not see, over the cache: GPTQ beats nearest numbers."""

@@ -107,6 +107,7 @@ def case(measures: ModuleType) -> object:
     return next(one for one in measures.CASES if one.file == FILE)
 
 
+@pytest.mark.whole
 def test_the_page_is_written(
     measures: ModuleType, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,7 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path: Path) ->
     )
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
 def test_a_build_for_cpus_compiles_no_kernel_for_gpus(tmp_path: Path) -> None:
     """The variable that asks for the runtime of CPUs leaves the CUDA compiler out."""

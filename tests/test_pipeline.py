@@ -125,6 +125,7 @@ def test_the_comparison_keeps_few_samples(count: int) -> None:
         assert found.largest_error == expected.largest_error
 
 
+@pytest.mark.whole
 def test_the_comparison_ends_when_its_interval_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many samples as their cost allows if they are alike; all where few have all the noise."""
     x = feed_for(conv_relu(), 0, count=1)["x"]

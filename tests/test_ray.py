@@ -60,6 +60,7 @@ def test_results_faults_and_handlers(reachable: None, monkeypatch: pytest.Monkey
             list(one.map(four, divide, [lambda: 1]))
 
 
+@pytest.mark.whole
 def test_another_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that accepts connections and says nothing is not a cluster; Ray alone waits for minutes."""
     monkeypatch.setattr(cluster, "_CONNECTING", 4.0)
@@ -73,6 +74,7 @@ def test_another_listener(monkeypatch: pytest.MonkeyPatch) -> None:
         assert time.monotonic() - begun < 30
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("ended", [False, True])
 def test_nothing_is_left(ended: bool, tmp_path: Path) -> None:
     """A path too long for Ray's sockets is none too long for TMPDIR, which is empty after all."""

@@ -135,6 +135,7 @@ def test_nothing_to_observe() -> None:
     assert found.data == collect_statistics(model, plan, feeds).data
 
 
+@pytest.mark.whole
 def test_a_cluster_without_a_gpu() -> None:
     """Asked for GPUs that the cluster lacks, no task waits without end."""
     pytest.importorskip("ray", reason="extra ray is not installed")

@@ -21,6 +21,7 @@ def mistakes(monkeypatch: pytest.MonkeyPatch) -> Any:
     return mistakes
 
 
+@pytest.mark.whole
 def test_the_page_is_what_is_answered(mistakes: Any, tmp_path: Path, server: CommandServer) -> None:
     """Each of 40 mistakes and more fails with the line of the page, and leaves the folder as it was."""
     mistakes.prepare(tmp_path)

@@ -45,13 +45,17 @@ def test_accuracies(demo: tuple[DemoResult, Path]) -> None:
     assert scores[PER_AXIS] > scores[PER_TENSOR] > 25
 
 
-def test_json(
-    demo: tuple[DemoResult, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_command(
+    demo: tuple[DemoResult, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """--json prints the evaluation, files and seconds of the result."""
+    """`onnxfq demo` prints accuracies and files, nothing on stderr; --json evaluation, files and seconds."""
     monkeypatch.setattr("onnxfq.cli.digits.run_demo", lambda folder: demo[0])
+    assert main(["demo"]) == 0
+    printed = capfd.readouterr()
+    assert printed.err == "" and printed.out.count("wrote ") == len(FILES)
+    assert re.search(r"float32 +\d+\.\d\d%\n", printed.out)
     assert main(["demo", "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = json.loads(capfd.readouterr().out)
     assert content.pop("evaluation") == json.loads(demo[0].evaluation.model_dump_json())
     assert content == {"files": [str(path) for path in demo[0].files], "seconds": demo[0].seconds}
 
@@ -78,24 +82,6 @@ def test_report(demo: tuple[DemoResult, Path]) -> None:
     assert "{{" not in text and "{%" not in text
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#|data:)|url\((?!['"]?#)|@import""", text)
     assert text.rstrip().endswith("</html>") and all(name in text for name in demo[0].results)
-
-
-def test_command_and_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """`onnxfq demo` prints accuracies and files, nothing on stderr; two runs write the same models."""
-    for part in ("CALIBRATION", "SCORING"):
-        monkeypatch.setattr(f"onnxfq.cli.digits.{part}", slice(8000, 8040))
-    run_demo(tmp_path / "first")
-    capfd.readouterr()
-    assert main(["demo", "-o", str(tmp_path / "second")]) == 0
-    printed = capfd.readouterr()
-    assert printed.err == ""
-    assert re.search(r"float32 +\d+\.\d\d%\n", printed.out)
-    assert printed.out.count("wrote ") == len(FILES)
-    for name in FILES - {"report.html"}:  # the report tells how long it took
-        first, second = (tmp_path / run / name for run in ("first", "second"))
-        assert first.read_bytes() == second.read_bytes(), name
 
 
 def test_figures_of_the_demo(demo: tuple[DemoResult, Path]) -> None:

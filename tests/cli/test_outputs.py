@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -40,26 +41,36 @@ OTHERS = {"folder": "folder/0.npz", "maker:feeds": "maker.py"}
 """Files behind a word of a command."""
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an input of every kind."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        onnx.save(conv_relu(), "m.onnx")
+        x = np.concatenate([feed_for(conv_relu(), seed)["x"] for seed in range(3)])
+        np.savez("d.npz", x=x)
+        np.savez("e.npz", x=x / 2)
+        Path("folder").mkdir()
+        np.savez("folder/0.npz", x=x)
+        Path("r.yaml").write_text(RECIPE)
+        code = "import numpy as np\ndef feeds():\n    return [dict(np.load('d.npz'))]\n"
+        Path("maker.py").write_text(code)
+        for line in (
+            "plan m.onnx -o p.json",
+            "observe m.onnx --plan p.json --data d.npz -o m.stats.npz",
+            "observe m.onnx --plan p.json --data e.npz -o other.stats.npz",
+            "calibrate m.onnx --plan p.json --statistics m.stats.npz -o c.json",
+        ):
+            assert main([*line.split(), "-q"]) == 0
+    return folder
+
+
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
-    """A folder with an input of every kind, which is the current one."""
+def files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that folder, which is the current one."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    onnx.save(conv_relu(), "m.onnx")
-    x = np.concatenate([feed_for(conv_relu(), seed)["x"] for seed in range(3)])
-    np.savez("d.npz", x=x)
-    np.savez("e.npz", x=x / 2)
-    Path("folder").mkdir()
-    np.savez("folder/0.npz", x=x)
-    Path("r.yaml").write_text(RECIPE)
-    Path("maker.py").write_text("import numpy as np\ndef feeds():\n    return [dict(np.load('d.npz'))]\n")
-    for line in (
-        "plan m.onnx -o p.json",
-        "observe m.onnx --plan p.json --data d.npz -o m.stats.npz",
-        "observe m.onnx --plan p.json --data e.npz -o other.stats.npz",
-        "calibrate m.onnx --plan p.json --statistics m.stats.npz -o c.json",
-    ):
-        assert main([*line.split(), "-q"]) == 0, capfd.readouterr().err
-    capfd.readouterr()
     return tmp_path
 
 

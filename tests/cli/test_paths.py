@@ -69,6 +69,8 @@ def test_odd_paths_in_python(odd: str, inputs: Path, monkeypatch: pytest.MonkeyP
     files = ("statistics", "moments", "encodings", *taken)
     refused = 0
     for name in files:
+        if (name, odd) == ("data", "/"):  # all of it would be read, as test_odd_paths does
+            continue
         try:
             if name in taken:
                 onnxfq.quantize(**taken | {name: odd})
@@ -76,7 +78,7 @@ def test_odd_paths_in_python(odd: str, inputs: Path, monkeypatch: pytest.MonkeyP
                 onnxfq.quantize(**taken, sources=onnxfq.Sources(**{name: odd}))
         except onnxfq.errors.OnnxfqError:
             refused += 1
-    for name in ("labels", "metric"):
+    for name in ("labels", "metric")[odd == "/" :]:
         with pytest.raises(onnxfq.errors.OnnxfqError):
             onnxfq.quantize(accuracy=onnxfq.AccuracyTarget(max_drop=1, **{name: odd}), **taken)
     (inputs / "out.onnx").unlink(missing_ok=True)

@@ -161,6 +161,7 @@ def test_a_link_is_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         save(conv_relu(), tmp_path / "out.onnx")
 
 
+@pytest.mark.whole
 def test_any_flipped_byte_is_survived(tmp_path: Path) -> None:
     """Whatever single byte of a file is wrong, all stages go on or end in one line, in no other fault."""
     small = build("g (float[N,2] x) => (float[N,2] y) { [a] y = MatMul (x, w) }", {"w": weights(2, 2)})

@@ -52,6 +52,7 @@ def types_in(proto: onnx.ModelProto) -> set[str]:
     return {node.op_type for node in proto.graph.node}
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")  # warnings of onnx about its own cases
 def test_written_out_as_onnx_defines_it() -> None:
     """ONNX's cases run in ONNX Runtime, which lacks most of these operators, and give ONNX's numbers."""

@@ -25,7 +25,7 @@ from onnxfq.support.tables import table_lines
 from onnxfq.targets.recipes import RECIPES
 
 NEWEST = onnx.defs.onnx_opset_version()
-QUICK_OPSETS, QUICK_RECIPES = (7, 12, 13, 21, 26), ("tensorrt-int8", "tensorrt-int4")
+QUICK_OPSETS, QUICK_RECIPES = (7, 12, 21, 26), ("tensorrt-int8", "tensorrt-int4")
 QUICK_REPAIRS = (13,)
 """Opsets at which remedies are tried too: what they do depends on the structure."""
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -413,11 +413,16 @@ def _kind(refusal: str) -> str:
     return next((kind for words, kind in REASONS.items() if words in refusal), f"refused: {refusal[:150]}")
 
 
-@pytest.mark.sample
-def test_every_structure_at_every_opset(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "opsets", [pytest.param(QUICK_REPAIRS, marks=pytest.mark.sample), QUICK_OPSETS], ids=str
+)
+def test_every_structure_at_every_opset(
+    opsets: tuple[int, ...], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """A written model is valid, loads and runs; any other has a reason; nothing else happens."""
     every = request.config.getoption("--all-opsets")
-    opsets = tuple(range(7, NEWEST + 1)) if every else QUICK_OPSETS
+    if every and opsets == QUICK_OPSETS:
+        opsets = tuple(opset for opset in range(7, NEWEST + 1) if opset not in QUICK_REPAIRS)
     recipes: dict[str, Recipe] = {"int16": one_format("int16")} if every else {}
     recipes |= {
         name: whole_recipe(name)

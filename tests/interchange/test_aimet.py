@@ -434,6 +434,7 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
     assert str(caught.value).startswith(str(path)) and message in str(caught.value)
 
 
+@pytest.mark.whole
 @settings(max_examples=25)
 @given(st.data())
 def test_no_value_of_another_type_gives_a_traceback(

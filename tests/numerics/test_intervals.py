@@ -56,6 +56,7 @@ def test_few_gains_are_sure_by_chance(spread: float) -> None:
     assert np.mean(sure) < (1 - COVERAGE) / 2 + 0.03
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("spread", [0.3, 1.0, 3.0])
 def test_most_gain_by_chance_in_one_of_twenty(spread: float) -> None:
     """Equal candidates pass so often; a common gain of 1.1 dB shows at any spread, in few intervals."""

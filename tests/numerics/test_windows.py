@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from onnxfq.numerics.windows import WINDOW, divide_windows, fit_loss, window_ratios
 
 
+@pytest.mark.whole
 @hypothesis.given(lengths=st.lists(st.integers(1, 5 * WINDOW), min_size=1, max_size=6), random=st.randoms())
 def test_windows_have_each_counted_feed_behind_the_first_window_once(lengths, random) -> None:
     """Feeds of the first window count only if a recording has no other; of several windows none is short."""

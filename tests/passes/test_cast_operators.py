@@ -22,7 +22,7 @@ from onnxfq.placement.float_casts import plan_floats
 OLDEST = 13
 """Opset to which older models are raised."""
 
-EVERY = 80
+EVERY = 120
 """One network in so many is cast, unless all cases are asked for."""
 
 INLINED = ("Clip", "SoftmaxCrossEntropyLoss")
@@ -81,6 +81,7 @@ def opens(proto: onnx.ModelProto) -> str:
     return ""
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("half", HALF_TYPES)
 def test_types_of_every_operator(half: str, request: pytest.FixtureRequest) -> None:
     """ONNX's strict inference and ONNX Runtime take the cast form of whatever they take in float32."""

@@ -226,6 +226,7 @@ def test_small_gains_do_not_divide_a_shift() -> None:
     assert_same(model, made.model, {"x": weights(5, 4, seed=2)})
 
 
+@pytest.mark.whole
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random_models())
 def test_random_graphs_keep_their_function(proto: onnx.ModelProto) -> None:

@@ -80,6 +80,7 @@ def test_large_products_with_dynamic_scales_stay(monkeypatch: pytest.MonkeyPatch
     assert len(left_out(proto, NVFP4)) == 8
 
 
+@pytest.mark.whole
 def test_the_parts_that_save_most_stay() -> None:
     """A product with a larger weight is the first to stay."""
     proto = perceptrons(10)
@@ -96,6 +97,7 @@ def test_the_parts_that_save_most_stay() -> None:
     assert "wide7" not in left_out(proto) and len(left_out(proto)) == 9
 
 
+@pytest.mark.whole
 @NEEDS_BUILDER
 def test_engines(tmp_path: Path) -> None:
     """The engine of a plan has the kernels that are counted for it."""

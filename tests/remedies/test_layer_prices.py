@@ -21,6 +21,7 @@ def wide_and_narrow(size: int):
     return build(text, {"w1": weights(size, 3 * size // 4), "w2": weights(3 * size // 4, size // 4)})
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("size, share", [(32, 0.5), (4096, 0.65)])
 def test_prices(size: int, share: float) -> None:
     """Two small layers cost the same; of large ones the first costs nearly its share of the multiply-adds."""

@@ -141,6 +141,7 @@ except OnnxfqError as error:
 """
 
 
+@pytest.mark.whole
 def test_a_cluster_gathers_and_rounds_to_the_same_bytes(folder: Path):
     """Two workers of Ray write the moments and the rounded model of one process; a fault names its feed."""
     pytest.importorskip("ray", reason="extra ray is not installed")

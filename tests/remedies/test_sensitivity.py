@@ -290,10 +290,10 @@ def test_protected_by_default(data) -> None:
     summary = quantize_summary(kept)
     assert "2 of 30 groups in float, 6.7% of the multiply-adds" in " ".join(summary.split())
     assert "MatMul m9" in summary
-    sound = onnxfq.quantize(chain((), 30), data)
+    sound = onnxfq.quantize(chain(), data)
     assert not sound.trial("protected").is_kept and not any(s.kind == "node" for s in sound.plan.skipped)
     assert output_db(sound) >= output_db(  # 16 samples make few gains sure
-        onnxfq.quantize(chain((), 30), data, accuracy=onnxfq.AccuracyTarget(repair=None))
+        onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(repair=None))
     )
 
 

@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.whole
 def test_node_data(folder: Path) -> None:
     """Each file has a value for each known layer by its output tensor, and the stops of a gradient.
 

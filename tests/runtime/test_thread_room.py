@@ -43,6 +43,7 @@ def test_few_threads(tmp_path: Path, limit: int) -> None:
     assert "onnxruntime runs on 1 thread instead of 16" in ended.stderr
 
 
+@pytest.mark.whole
 def test_one_door() -> None:
     """All sessions of the package are opened in one place."""
     calls = []

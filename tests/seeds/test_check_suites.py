@@ -24,12 +24,14 @@ def run(*words):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.whole
 def test_a_suite_is_fetched_by_the_user(tmp_path):
     """A folder that is missing is a line that says how to fetch it."""
     code, text = run("pytorch-quantization", tmp_path / "none")
     assert code == 2 and "fetch the suite: git clone" in text
 
 
+@pytest.mark.whole
 def test_tests_of_the_original_see_our_objects(tmp_path):
     """Names are the original's, CUDA is the CPU, families and totals are printed, outcomes are written."""
     (tmp_path / "tests").mkdir()

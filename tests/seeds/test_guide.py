@@ -16,6 +16,7 @@ EXAMPLE = ROOT / "examples" / "tensor_quantization" / "example.py"
 PRINTED = {"Asymmetric": 4.7475, "Symmetric": 4.4585, "axis 0": 2.5209, "axis 1": 2.2848}
 
 
+@pytest.mark.whole
 def test_the_notebook_prints_the_guides_errors(tmp_path, monkeypatch, capsys):
     """The guide's code with its imports changed: its errors to four digits, and four pictures."""
     pytest.importorskip("torch.nn")

@@ -281,6 +281,7 @@ def test_memory():
         assert x.nbytes <= peak_of(lambda: TensorQuantizer()(x)) < 1.1 * x.nbytes
 
 
+@pytest.mark.whole
 def test_the_readmes_example_runs(tmp_path, monkeypatch, capsys):
     """The LeNet of the README with its imports changed: in flight, calibrated, and its sensitivity loop."""
     monkeypatch.chdir(tmp_path)

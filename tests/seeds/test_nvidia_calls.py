@@ -107,6 +107,7 @@ def early() -> Iterator[None]:
     quant_nn.TensorQuantizer.use_fb_fake_quant = False
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize("dynamo", [True, False])

@@ -179,6 +179,7 @@ def test_weak_mixing_is_found_in_quantized_models() -> None:
     assert [len(feed["x"]) for feed in open_feeds(quantized, data)] == [1] * 96
 
 
+@pytest.mark.whole
 def test_every_command_keeps_sequences_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Whatever the batch, each command says it, and the result is the same as with --batch 0."""
     proto = made(MIXED["recurrent"])

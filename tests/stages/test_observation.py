@@ -182,6 +182,7 @@ def test_ranges_of_feeds_are_kept_in_order_when_asked_for() -> None:
     assert collect_statistics(model, plan, feeds)["x"].feed_ranges.shape == (0, 2)
 
 
+@pytest.mark.whole
 def test_one_statistics_file_serves_every_recipe(digits_model) -> None:
     """Observed once without a plan, calibrated for all built-in recipes but those of QNN."""
     model = load(digits_model)
@@ -295,6 +296,7 @@ print(len(killed))
 """
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the worker in /proc")
 def test_a_killed_worker_of_a_cluster_loses_nothing(tmp_path) -> None:
     """The bytes of one process, though a worker died on the way and every feed came in the same memory."""

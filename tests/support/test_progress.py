@@ -103,6 +103,7 @@ def test_inner_calls_are_heard_where_the_outer_one_is(monkeypatch: pytest.Monkey
     assert heard == ["inner", "inner", "own inner"]
 
 
+@pytest.mark.whole
 def test_every_function_that_runs_tells_what_it_does() -> None:
     """Each tells the remedies it tries, with the work that is left, or the states and trials."""
     heard: list[tuple[str, int, int | None]] = []

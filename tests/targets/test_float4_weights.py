@@ -113,6 +113,7 @@ def test_quantize_writes_it(name: str, tmp_path: Path) -> None:
     assert (finding.rule, finding.severity) == ("float4", "float") and "saves memory" in finding.message
 
 
+@pytest.mark.whole
 @pytest.mark.grid
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 @pytest.mark.parametrize("floats", ["fp32", "fp16"])

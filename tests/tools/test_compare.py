@@ -155,6 +155,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         compare(qdq_of(staged), [staged.feed], candidate="tensorrt")
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not POLYGRAPHY.exists(), reason="Polygraphy is not installed")
 @pytest.mark.wide_sums
 def test_polygraphy_runs_the_folder(tmp_path: Path) -> None:

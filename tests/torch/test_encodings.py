@@ -56,6 +56,7 @@ def test_round_trip_through_a_file(tmp_path):
     assert torch.equal(one(data()), other(data()))
 
 
+@pytest.mark.whole
 def test_onnx_calibration_into_torch(tmp_path):
     """Scales that ONNX Runtime's calibration found are set in the module, and equal torch's own calibration.
 
@@ -80,6 +81,7 @@ def test_onnx_calibration_into_torch(tmp_path):
     )
 
 
+@pytest.mark.whole
 def test_torch_encodings_into_onnx(tmp_path):
     """The encodings under ONNX's names are what the plan of the float model asks for."""
     model = prepared()

@@ -116,15 +116,14 @@ class Network(nn.Module):
         return self.head(self.attention(y, y, y, need_weights=False)[0])
 
 
-@pytest.mark.parametrize("learned", ["nothing", "scale"])
-def test_networks_compile_and_export_whole(learned):
+def test_networks_compile_and_export_whole():
     """A quantized network trains as one graph, folded BatchNorm and attention in it, and can be exported.
 
     Its forward computes the plain module's numbers except for the order of sums: one step of 8 bits at most.
     """
     model, x = Network().eval(), values(3, 2, 4, 4)
     prepared(model, x, "tensorrt-int8")
-    learn_grids(model, learned)
+    learn_grids(model, "scale")
     freeze_batchnorm(model.train())
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     y = compiled(x)

@@ -85,6 +85,7 @@ def test_the_gradients_of_a_range_are_those_of_its_ends() -> None:
     torch.testing.assert_close(one.steps.grad, (high.grad + low.grad) * width / 255)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("what", LEARNED)
 def test_training_that_is_resumed_has_its_bits(what: str) -> None:
     """Six steps are three, a state dict of model and optimizer, and three more."""

@@ -42,9 +42,9 @@ def digits(count: int = 3) -> torch.Tensor:
     return torch.rand(count, 1, 28, 28, generator=torch.Generator().manual_seed(count))
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("name", ["residual_cnn", "depthwise_cnn", "transformer"])
-@pytest.mark.parametrize("asked", ["tensorrt-int8", "onnxruntime-int8"])
+@pytest.mark.parametrize(
+    ("name", "asked"), [("depthwise_cnn", "tensorrt-int8"), ("transformer", "onnxruntime-int8")]
+)
 def test_placement_is_that_of_the_onnx_side(name, asked):
     """The same recipe puts quantizers on the multiplied inputs that make_plan does on the export.
 
@@ -62,7 +62,7 @@ def test_placement_is_that_of_the_onnx_side(name, asked):
     assert roles(lifted.plan, lifted.model) == wanted
 
 
-@pytest.mark.parametrize("name", ["residual_cnn", "depthwise_cnn", "transformer"])
+@pytest.mark.parametrize("name", ["residual_cnn", "transformer"])
 def test_removal_leaves_nothing(name):
     """The same parameters under the same names all along; afterwards the same classes and bits."""
     model, x = small_network(name), digits()
@@ -78,7 +78,6 @@ def test_removal_leaves_nothing(name):
     quantize_module(model)  # and again
 
 
-@pytest.mark.sample
 def test_copies_are_independent():
     """copy.deepcopy of a quantized module is one, with its own quantizers and folded BatchNorm."""
     model, x = small_network("residual_cnn"), digits()
@@ -129,7 +128,7 @@ def test_layers_round_input_and_weight(name):
 def test_recurrent_weights(kind):
     """LSTM, GRU and RNN multiply rounded weights; their inputs and biases are float."""
     layer = kind(4, 5, num_layers=2, bidirectional=True)
-    model, x, plain = nn.ModuleDict({"layer": layer}), torch.randn(3, 2, 4), copy.deepcopy(layer)
+    model, x, plain = nn.ModuleDict({"layer": layer}), torch.randn(2, 2, 4), copy.deepcopy(layer)
     model.forward = lambda x: layer(x)[0]
     prepared(model, x, recipe("int8", "int4", granularity="blocked", block_size=2))
     for name, parameter in plain.named_parameters():
@@ -580,7 +579,7 @@ KINDS = {
 PRODUCTS = {"bmm", "matmul", "matmul_1", "matmul_2"}
 
 
-IDS = torch.zeros(4, 3, dtype=torch.int64)
+IDS = torch.zeros(2, 3, dtype=torch.int64)
 
 
 ONCE = {"matmul_other", "matmul_1_input", "matmul_2_input"}
