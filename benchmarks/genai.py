@@ -89,26 +89,39 @@ np.save(out, made)
 
 
 class Row(NamedTuple):
-    """A row of the table: the name of its folder, its recipe, and changes of that."""
+    """A row of the table: the name of its folder, its recipe, changes of that, and a promise."""
 
     title: str
     recipe: str
     changes: dict[str, object] = {}
+    promise: dict[str, object] = {}
 
 
 HEAD = "| folder | MB | perplexity in onnxruntime | in GenAI | tokens a second | first other | equal tokens |"
 
 CACHE = {"cache": {"qtype": "int8", "granularity": "per_axis"}}
 LAST = {"overrides": [{"tensors": ["lm_head.MatMul.weight"], "weights": {"qtype": "int8"}}]}
+BITS = {"weight_bits": 4.5, "fallback": "genai-int8"}
 ALONE = [{"op_types": ["MatMul"], "keep_float": True}]
 SIMULATED = "simulated.onnx"
 NO_KERNEL = "float8"
 """Caches that ONNX Runtime's CPU does not run: the simulation gives their perplexity."""
 
+BUILT = {
+    "float": "default",
+    "int4 of GenAI's builder": "default",
+    "`k_quant` of GenAI's builder": "k_quant",
+    "`k_quant_mixed` of GenAI's builder": "k_quant_mixed",
+}
+"""Folders of GenAI's builder, with its `algo_config`."""
+
 ROWS = (
     Row("`genai-int8`", "genai-int8"),
     Row("`genai-int4`", "genai-int4"),
     Row("`genai-int4`, nearest", "genai-int4", {"weights": {"rounding": "nearest"}}),
+    Row("`genai-uint4`", "genai-uint4"),
+    Row("`genai-uint4`, nearest", "genai-uint4", {"weights": {"rounding": "nearest"}}),
+    Row("`genai-int4`, `--weight-bits 4.5 --fallback genai-int8`", "genai-int4", {}, BITS),
     Row("`genai-int4`, the head in int8", "genai-int4", LAST),
     Row("`genai-int8`, cache in int8 by channel", "genai-int8", CACHE),
     Row("`genai-int4`, cache in int8 by channel", "genai-int4", CACHE),
@@ -154,18 +167,19 @@ def measure(root: Path, asked: argparse.Namespace, texts: np.ndarray) -> list[li
     unseen = texts[asked.calibration :]
     np.savez(root / "texts.npz", texts=unseen, beginnings=unseen[:PROMPTS, :BEGINNING])
     run([asked.python, "-c", CHECKPOINT, str(root / "weights.npz"), str(root / "hf")])
-    for precision in ("fp32",) if asked.cache else ("fp32", "int4"):
+    built = {"float": "default"} if asked.cache else BUILT
+    folders = {name: root / ("fp32" if name == "float" else method) for name, method in built.items()}
+    for name, method in built.items():
         words = [asked.python, "-m", "onnxruntime_genai.models.builder", "-i", str(root / "hf")]
-        words += ["-o", str(root / precision), "-p", precision, "-e", "cpu", "-c", str(root / "cache")]
-        run([*words, "--extra_options", "int4_block_size=32"])
-    folders = {"float": root / "fp32"}
-    if not asked.cache:
-        folders["int4 of GenAI's builder"] = root / "int4"
+        words += ["-o", str(folders[name]), "-p", "fp32" if name == "float" else "int4"]
+        words += ["-e", "cpu", "-c", str(root / "cache")]
+        run([*words, "--extra_options", "block_size=32", f"algo_config={method}"])
     known = [feed(root / "fp32" / "model.onnx", text) for text in texts[: asked.calibration]]
     for number, row in enumerate(CACHE_ROWS if asked.cache else ROWS):
         folders[row.title] = root / f"made_{number}"
         recipe = onnxfq.load_recipe(row.recipe).override(**row.changes)
-        result = onnxfq.quantize(root / "fp32", known, folders[row.title], recipe=recipe)
+        accuracy = onnxfq.AccuracyTarget(**row.promise) if row.promise else None
+        result = onnxfq.quantize(root / "fp32", known, folders[row.title], recipe=recipe, accuracy=accuracy)
         if NO_KERNEL in row.title:
             onnx.save(result.simulation, folders[row.title] / SIMULATED)
     return [score(name, folder, root, asked.python) for name, folder in folders.items()]

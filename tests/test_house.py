@@ -160,7 +160,7 @@ _NO_CODE = {
 
 ROOM_LINES: dict[str, int] = {
     "": 217,  # choices of rotations; no room fell
-    "calibration": 2445,  # calibrators that reuse their arrays, a sixth faster; no room fell
+    "calibration": 2453,  # asymmetric ranges of constants, all groups at once; no room fell
     "checkpoints": 1351,  # bits and groups that no layer has are refused; no room fell
     "cli": 1929,  # an option for rotations; no room fell
     "data": 1768,  # a name for drawn inputs; targets fell
@@ -177,12 +177,12 @@ ROOM_LINES: dict[str, int] = {
     "placement": 1591,  # one rule of kernels for products and convolutions
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 362,  # the word for folders of checkpoints; torch fell
-    "remedies": 1767,  # sessions and runs that stages share, forms built when they are read; no room fell
+    "remedies": 1769,  # weights beside wider ones rounded again; no room fell
     "report": 1245,  # the metric of the task among the tiles; no room fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1910,  # intervals of metrics; no room fell
     "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6478,  # sessions of QNN for each size, Gemm at every opset; no room fell
+    "targets": 6479,  # uint4 for GenAI; no room fell
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
     "torch": 5998,  # tensors that an export alone moves, outputs by name; numerics fell
 }

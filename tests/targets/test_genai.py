@@ -122,7 +122,7 @@ def test_weight_form_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
         onnxfq.make_plan(onnxfq.load(proto), recipe(True).override(target="genai-qdq"))
 
 
-@pytest.mark.parametrize("name", ["genai-int4", "genai-int8"])
+@pytest.mark.parametrize("name", ["genai-int4", "genai-uint4", "genai-int8"])
 def test_decoder(name: str) -> None:
     """All linear layers become MatMulNBits, and all names stay."""
     result = onnxfq.quantize(decoder(), feeds(8), recipe=name)
