@@ -38,7 +38,7 @@ MEGABYTE = 1e6
 def fit_size(candidate: Candidate, judge: Judge, target: AccuracyTarget) -> Proposal:
     """Return the candidate with wider formats for the groups that gain most for their bits, as many as fit.
 
-    Weights that were tuned to the rounding of others are rounded again beside the wider ones.
+    Other weights are then rounded again, see `unround`.
     Raises RecipeError if the candidate itself is larger than promised.
     """
 
