@@ -180,7 +180,7 @@ ROOM_LINES: dict[str, int] = {
     "remedies": 1769,  # weights beside wider ones rounded again; no room fell
     "report": 1245,  # the metric of the task among the tiles; no room fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1910,  # intervals of metrics; no room fell
+    "stages": 1909,  # intervals of metrics; no room fell
     "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6479,  # uint4 for GenAI; no room fell
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell

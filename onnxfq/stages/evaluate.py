@@ -158,8 +158,7 @@ def evaluate(
 
 def _with_metric(score: CandidateScore, value: float, reference: float) -> CandidateScore:
     """Return a score with the metric of its candidate, and its interval where metrics have one."""
-    means = isinstance(value, Mean) and isinstance(reference, Mean)
-    ends = value.interval(reference) if means else None
+    ends = value.interval(reference) if isinstance(value, Mean) and isinstance(reference, Mean) else None
     return score.model_copy(update={"metric": float(value), "metric_interval": ends})
 
 
