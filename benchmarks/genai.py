@@ -122,6 +122,12 @@ ROWS = (
     Row("`genai-uint4`", "genai-uint4"),
     Row("`genai-uint4`, nearest", "genai-uint4", {"weights": {"rounding": "nearest"}}),
     Row("`genai-int4`, `--weight-bits 4.5 --fallback genai-int8`", "genai-int4", {}, BITS),
+    Row(
+        "`genai-int4`, `--weight-bits 5.5 --fallback genai-int8`",
+        "genai-int4",
+        {},
+        {**BITS, "weight_bits": 5.5},
+    ),
     Row("`genai-int4`, the head in int8", "genai-int4", LAST),
     Row("`genai-int8`, cache in int8 by channel", "genai-int8", CACHE),
     Row("`genai-int4`, cache in int8 by channel", "genai-int4", CACHE),
