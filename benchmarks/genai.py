@@ -6,7 +6,10 @@ MODEL is `stories260k_ts_op17.onnx`, a Llama with heads of 8 numbers. PYTHON is 
 transformers and onnxruntime-genai. There the weights become a checkpoint with heads of 16, of which GenAI's
 builder makes a float folder and its own int4. The first texts of TOKENS calibrate the others here. All are
 scored twice: in ONNX Runtime as a whole, and in GenAI token by token, over the cache. Speed is tokens for
-a second of processor time of one thread.
+a second of processor time of one thread. Then GenAI goes on greedily from the beginnings of texts, up to
+512 tokens. The table has the number of the first new token that the float folder does not
+write, in the median. Its last column is the share of equal tokens at the same places. One other token changes
+all behind it.
 """
 
 from __future__ import annotations
@@ -66,28 +69,65 @@ for text in np.load(given)["texts"].astype(np.int32):
 print(np.exp(loss / count), count / spent)
 """
 
+BEGINNING, PROMPTS = 8, 16
+"""Tokens from which GenAI goes on, and number of the texts that they begin."""
+
+GENERATE = """
+import sys, numpy as np, onnxruntime_genai as og
+folder, given, out = sys.argv[1:]
+model, made = og.Model(folder), []
+for text in np.load(given)["beginnings"].astype(np.int32):
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(max_length=512, min_length=512, do_sample=False)
+    generator = og.Generator(model, parameters)
+    generator.append_tokens(text[None])
+    while not generator.is_done():
+        generator.generate_next_token()
+    made.append(generator.get_sequence(0)[len(text):])
+np.save(out, made)
+"""
+
 
 class Row(NamedTuple):
-    """A row of the table: the name of its folder, its recipe, and changes of that."""
+    """A row of the table: the name of its folder, its recipe, changes of that, and a promise."""
 
     title: str
     recipe: str
     changes: dict[str, object] = {}
+    promise: dict[str, object] = {}
 
 
-HEAD = "| folder | MB | perplexity in onnxruntime | in GenAI | tokens a second |"
+HEAD = "| folder | MB | perplexity in onnxruntime | in GenAI | tokens a second | first other | equal tokens |"
 
 CACHE = {"cache": {"qtype": "int8", "granularity": "per_axis"}}
 LAST = {"overrides": [{"tensors": ["lm_head.MatMul.weight"], "weights": {"qtype": "int8"}}]}
+BITS = {"weight_bits": 4.5, "fallback": "genai-int8"}
 ALONE = [{"op_types": ["MatMul"], "keep_float": True}]
 SIMULATED = "simulated.onnx"
 NO_KERNEL = "float8"
 """Caches that ONNX Runtime's CPU does not run: the simulation gives their perplexity."""
 
+BUILT = {
+    "float": "default",
+    "int4 of GenAI's builder": "default",
+    "`k_quant` of GenAI's builder": "k_quant",
+    "`k_quant_mixed` of GenAI's builder": "k_quant_mixed",
+}
+"""Folders of GenAI's builder, with its `algo_config`."""
+
 ROWS = (
     Row("`genai-int8`", "genai-int8"),
     Row("`genai-int4`", "genai-int4"),
     Row("`genai-int4`, nearest", "genai-int4", {"weights": {"rounding": "nearest"}}),
+    Row("`genai-uint4`", "genai-uint4"),
+    Row("`genai-uint4`, nearest", "genai-uint4", {"weights": {"rounding": "nearest"}}),
+    Row("`genai-int4`, `--weight-bits 4.5 --fallback genai-int8`", "genai-int4", {}, BITS),
+    Row(
+        "`genai-int4`, `--weight-bits 5.5 --fallback genai-int8`",
+        "genai-int4",
+        {},
+        {**BITS, "weight_bits": 5.5},
+    ),
     Row("`genai-int4`, the head in int8", "genai-int4", LAST),
     Row("`genai-int8`, cache in int8 by channel", "genai-int8", CACHE),
     Row("`genai-int4`, cache in int8 by channel", "genai-int4", CACHE),
@@ -117,7 +157,7 @@ def main() -> None:
         texts = next(iter(arrays.values())).astype(np.int64)
     with tempfile.TemporaryDirectory() as name:
         rows = measure(Path(name), asked, texts)
-    lines = [HEAD, "|---|---|---|---|---|"]
+    lines = [HEAD, "|---" * HEAD.count(" | ") + "|---|"]
     table = "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])
     print(table)
     if asked.out is not None:
@@ -130,20 +170,22 @@ def main() -> None:
 def measure(root: Path, asked: argparse.Namespace, texts: np.ndarray) -> list[list[str]]:
     """Return the rows: the builder's float and int4 folders, and one of each recipe."""
     np.savez(root / "weights.npz", **llama_weights(onnx.load(asked.model)))
-    np.savez(root / "texts.npz", texts=texts[asked.calibration :])
+    unseen = texts[asked.calibration :]
+    np.savez(root / "texts.npz", texts=unseen, beginnings=unseen[:PROMPTS, :BEGINNING])
     run([asked.python, "-c", CHECKPOINT, str(root / "weights.npz"), str(root / "hf")])
-    for precision in ("fp32",) if asked.cache else ("fp32", "int4"):
+    built = {"float": "default"} if asked.cache else BUILT
+    folders = {name: root / ("fp32" if name == "float" else method) for name, method in built.items()}
+    for name, method in built.items():
         words = [asked.python, "-m", "onnxruntime_genai.models.builder", "-i", str(root / "hf")]
-        words += ["-o", str(root / precision), "-p", precision, "-e", "cpu", "-c", str(root / "cache")]
-        run([*words, "--extra_options", "int4_block_size=32"])
-    folders = {"float": root / "fp32"}
-    if not asked.cache:
-        folders["int4 of GenAI's builder"] = root / "int4"
+        words += ["-o", str(folders[name]), "-p", "fp32" if name == "float" else "int4"]
+        words += ["-e", "cpu", "-c", str(root / "cache")]
+        run([*words, "--extra_options", "block_size=32", f"algo_config={method}"])
     known = [feed(root / "fp32" / "model.onnx", text) for text in texts[: asked.calibration]]
     for number, row in enumerate(CACHE_ROWS if asked.cache else ROWS):
         folders[row.title] = root / f"made_{number}"
         recipe = onnxfq.load_recipe(row.recipe).override(**row.changes)
-        result = onnxfq.quantize(root / "fp32", known, folders[row.title], recipe=recipe)
+        accuracy = onnxfq.AccuracyTarget(**row.promise) if row.promise else None
+        result = onnxfq.quantize(root / "fp32", known, folders[row.title], recipe=recipe, accuracy=accuracy)
         if NO_KERNEL in row.title:
             onnx.save(result.simulation, folders[row.title] / SIMULATED)
     return [score(name, folder, root, asked.python) for name, folder in folders.items()]
@@ -159,10 +201,33 @@ def score(name: str, folder: Path, root: Path, python: str) -> list[str]:
     session = Session(model)
     logits = ({"logits": session.run(one)[0]} for one in feeds)
     if simulated.exists():
-        return [name, f"{bytes_ / 1e6:.2f}", f"{perplexity(logits, feeds):.2f}", "no kernel", ""]
+        return [name, f"{bytes_ / 1e6:.2f}", f"{perplexity(logits, feeds):.2f}", "no kernel", "", "", ""]
     in_genai, speed = run([python, "-c", SCORE, str(folder), str(root / "texts.npz")]).split()
     figures = [perplexity(logits, feeds), float(in_genai)]
-    return [name, f"{bytes_ / 1e6:.2f}", *(f"{figure:.2f}" for figure in figures), f"{float(speed):.0f}"]
+    printed = [f"{bytes_ / 1e6:.2f}", *(f"{figure:.2f}" for figure in figures), f"{float(speed):.0f}"]
+    return [
+        name,
+        *printed,
+        *compare_tokens(generate(folder, root, python), generate(root / "fp32", root, python)),
+    ]
+
+
+def generate(folder: Path, root: Path, python: str) -> np.ndarray:
+    """Return the new tokens [texts, tokens] of a folder, from a file if it generated before."""
+    made = root / f"{folder.name}.npy"
+    if not made.exists():
+        run([python, "-c", GENERATE, str(folder), str(root / "texts.npz"), str(made)])
+    return np.load(made)
+
+
+def compare_tokens(found: np.ndarray, wanted: np.ndarray) -> tuple[str, str]:
+    """Return the number of the first token that differs, from 1, in the median, and the share that is equal.
+
+    A text without a difference counts as its length.
+    """
+    differs = found != wanted
+    first = np.where(differs.any(axis=1), differs.argmax(axis=1) + 1, wanted.shape[1])
+    return f"{np.median(first):.0f}", f"{1 - differs.mean():.0%}"
 
 
 def feed(model: Path, text: np.ndarray) -> dict[str, np.ndarray]:

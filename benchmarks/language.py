@@ -4,14 +4,13 @@
 
 The first array of TOKENS, an .npz file, has a text of token numbers in each row. The first rows calibrate,
 the others are scored with the fake-quant model. Bytes are what the products read: their
-weights and the scales of these. The interval is of what a recipe costs on other texts of this kind: the
-perplexity of the float model times the mean cost of the texts that are scored, with Student's t.
+weights and the scales of these. The interval is printed by `onnxfq evaluate --metric
+perplexity` too. It says what a recipe costs on other texts of this kind.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +19,6 @@ import numpy as np
 import onnx
 
 import onnxfq
-from onnxfq.metrics.language import perplexity
-from onnxfq.numerics.intervals import t_quantile
-
-Feeds = list[dict[str, np.ndarray]]
-"""Texts as inputs of the model."""
 
 
 class Row(NamedTuple):
@@ -98,35 +92,16 @@ def measure(model: onnx.ModelProto, known: np.ndarray, unseen: np.ndarray) -> li
         candidates[row.title], sizes[row.title] = result.simulation, count_bits(result)
     whole = next(iter(sizes.values()))[0]
     sizes["float"] = (whole, 32 * whole)
-    costs = {name: score_texts(model, proto, scored) for name, proto in candidates.items()}
-    known_cost = costs["float"]
-    return [
-        [name, f"{bits / count:.2f}", f"{bits / 8e6:.3f}", *print_perplexity(costs[name], known_cost)]
-        for name, (count, bits) in ((name, sizes[name]) for name in candidates)
-    ]
-
-
-def score_texts(model: onnx.ModelProto, candidate: onnx.ModelProto, feeds: Feeds) -> np.ndarray:
-    """Return the mean of -log p(next token) of each text."""
-    found: list[float] = []
-
-    def score(outputs: Iterator[dict[str, Any]], samples: Iterable[dict[str, Any]]) -> float:
-        found.clear()
-        found.extend(
-            np.log(perplexity(iter([made]), [sample])) for made, sample in zip(outputs, samples, strict=True)
-        )
-        return float(np.exp(np.mean(found)))
-
-    onnxfq.evaluate(model, {"candidate": candidate}, feeds, metric=score)
-    return np.array(found)
-
-
-def print_perplexity(costs: np.ndarray, known: np.ndarray) -> tuple[str, str]:
-    """Return the perplexity, and its interval by what each text costs more than in the float model."""
-    more = costs - known
-    reach = t_quantile(0.95, len(more) - 1) * more.std(ddof=1) / np.sqrt(len(more))
-    ends = np.exp(known.mean() + more.mean() + np.array([-reach, reach]))
-    return f"{np.exp(costs.mean()):.2f}", f"{ends[0]:.2f} to {ends[1]:.2f}" if more.any() else ""
+    evaluation = onnxfq.evaluate(model, candidates, scored, metric="perplexity")
+    rows = []
+    for one in evaluation.candidates:
+        if one.candidate in sizes:  # others are the same files in the session of their users
+            count, bits = sizes[one.candidate]
+            ends = "" if one.metric_interval is None else "{:.2f} to {:.2f}".format(*one.metric_interval)
+            rows.append(
+                [one.candidate, f"{bits / count:.2f}", f"{bits / 8e6:.3f}", f"{one.metric:.2f}", ends]
+            )
+    return rows
 
 
 def count_bits(result: onnxfq.QuantizeResult) -> tuple[int, int]:

@@ -160,29 +160,29 @@ _NO_CODE = {
 
 ROOM_LINES: dict[str, int] = {
     "": 217,  # choices of rotations; no room fell
-    "calibration": 2445,  # calibrators that reuse their arrays, a sixth faster; no room fell
+    "calibration": 2453,  # asymmetric ranges of constants, all groups at once; no room fell
     "checkpoints": 1351,  # bits and groups that no layer has are refused; no room fell
     "cli": 1929,  # an option for rotations; no room fell
     "data": 1768,  # a name for drawn inputs; targets fell
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
-    "documents": 1529,  # whether most samples gain; torch fell
+    "documents": 1538,  # intervals of metrics; no room fell
     "execution": 1239,  # sessions and runs that stages share, forms built when they are read; no room fell
     "graph": 4829,  # the attributes of types by name; no room fell
     "interchange": 1241,  # folders of checkpoints by GenAI's builder; no room fell
     "judging": 1262,  # candidates are compared one at a time, for memory; no room fell
     "layers": 941,  # joined samples have a bound in bytes; no room fell
-    "metrics": 410,  # classes that outputs predict, which lay in data; data fell
-    "numerics": 1178,  # the signed-rank test of gains; torch fell
+    "metrics": 428,  # means over rows with their intervals; no room fell
+    "numerics": 1181,  # the error of a ratio by itself; no room fell
     "passes": 1779,  # rotations in constants; no room fell
     "placement": 1591,  # one rule of kernels for products and convolutions
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 362,  # the word for folders of checkpoints; torch fell
-    "remedies": 1767,  # sessions and runs that stages share, forms built when they are read; no room fell
-    "report": 1242,  # drawn inputs are told; targets fell
+    "remedies": 1769,  # weights beside wider ones rounded again; no room fell
+    "report": 1245,  # the metric of the task among the tiles; no room fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1906,  # sessions and runs that stages share, forms built when they are read; no room fell
+    "stages": 1909,  # intervals of metrics; no room fell
     "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6478,  # sessions of QNN for each size, Gemm at every opset; no room fell
+    "targets": 6479,  # uint4 for GenAI; no room fell
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
     "torch": 5998,  # tensors that an export alone moves, outputs by name; numerics fell
 }

@@ -165,6 +165,8 @@ class CandidateScore(Record):
         shares: those of integers, texts and booleans.
         accuracy: share of labels that the first output predicts.
         metric: value of the metric of the task; None without one.
+        metric_interval: of what that costs next to the reference, on other rows of the same kind; None for
+            metrics that are no mean over rows.
         weight_shares: share of the noise of an output that weights alone make, on the first feeds, by output;
             empty if it was not measured.
         worst_samples: those of lowest SQNR, the lowest first.
@@ -178,6 +180,7 @@ class CandidateScore(Record):
     shares: tuple[EqualShare, ...] = ()
     accuracy: Share | None = None
     metric: float | None = None
+    metric_interval: tuple[float, float] | None = None
     tensors: tuple[OutputScore, ...] = ()
     weight_shares: dict[str, float] = {}
     worst_samples: tuple[SampleScore, ...] = ()
@@ -199,6 +202,15 @@ class CandidateScore(Record):
             )
             for one in scores
         ]
+
+    @property
+    def task_figures(self) -> tuple[str, str]:
+        """Accuracy and metric as text, empty for those that were not measured."""
+        ends = "" if self.metric_interval is None else " ({:.5g} to {:.5g})".format(*self.metric_interval)
+        return (
+            "" if self.accuracy is None else f"{self.accuracy:.4f}",
+            "" if self.metric is None else f"{self.metric:.6g}{ends}",
+        )
 
     @property
     def judging(self) -> tuple[OutputScore, ...]:
@@ -314,13 +326,16 @@ class Evaluation(PrintedRecord, Document):
         heads = ("candidate", "output", "SQNR dB", "90%", "cosine", "max error", "same top-1")
         rows: list[tuple[str, ...]] = [(*heads, "accuracy", self.metric)]
         if self.accuracy is not None or self.metric:
-            rows.append((self.reference, *[""] * 6, *_figures(self.accuracy, self.metric_value)))
+            known = CandidateScore(
+                candidate=self.reference, outputs=(), accuracy=self.accuracy, metric=self.metric_value
+            )
+            rows.append((self.reference, *[""] * 6, *known.task_figures))
         for candidate in self.candidates:
             listed = (candidate.outputs, candidate.parts, candidate.shares, candidate.tensors)
             own = [cells for scores in listed for cells in candidate.cells(scores)]
-            figures = _figures(candidate.accuracy, candidate.metric)
             for number, cells in enumerate(own):
-                rows.append(("", *cells, "", "") if number else (candidate.candidate, *cells, *figures))
+                first = (candidate.candidate, *cells, *candidate.task_figures)
+                rows.append(("", *cells, "", "") if number else first)
         times = [] if self.timing is None else ["", *self.timing.lines()]
         wrong = [f"differs    {self.difference}"] if self.difference else []
         if len(rows) == 1:
@@ -333,8 +348,3 @@ class Evaluation(PrintedRecord, Document):
 def name_interval(interval: tuple[float, float] | None) -> str:
     """Return the interval in brackets behind a figure; "" without one."""
     return "" if interval is None else f" ({interval[0]:.1f} to {interval[1]:.1f})"
-
-
-def _figures(accuracy: float | None, metric: float | None) -> tuple[str, str]:
-    """Return the figures of a model as text, empty for those that were not measured."""
-    return "" if accuracy is None else f"{accuracy:.4f}", "" if metric is None else f"{metric:.6g}"

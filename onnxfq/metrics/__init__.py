@@ -13,6 +13,7 @@ from onnxfq.metrics.boxes import f1, mean_precision, read_coco
 from onnxfq.metrics.classes import miou, top1, top5
 from onnxfq.metrics.embeddings import cosine, neighbours
 from onnxfq.metrics.language import perplexity as perplexity
+from onnxfq.metrics.metric import Mean as Mean
 from onnxfq.metrics.metric import Metric as Metric
 from onnxfq.metrics.metric import NamedMetric
 from onnxfq.metrics.texts import make_error_rate, read_lines
@@ -105,8 +106,11 @@ def name_metric(metric: str | Metric) -> str:
 
 
 def read_value(value: Any, name: str) -> float:
-    """Return what the metric called `name` returned as a float. Raises DataError unless it is finite."""
-    number = _to_number(value)
+    """Return what the metric called `name` returned as a float, a `Mean` as it is.
+
+    Raises DataError unless it is finite.
+    """
+    number = value if isinstance(value, Mean) else _to_number(value)
     if not math.isfinite(number):
         raise DataError(f"{name} returned {_describe(value)}; return a finite number")
     return number

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import DataError
-from onnxfq.metrics.metric import Arrays, pair_rows
+from onnxfq.metrics.metric import Arrays, Mean, pair_rows
 
 _EMBEDDINGS = "an output of embeddings [rows, features]"
 
 
-def cosine(outputs: Iterator[Arrays], labels: Any) -> float:
+def cosine(outputs: Iterator[Arrays], labels: Any) -> Mean:
     """Return the mean cosine of the angle between embeddings and the ones of the reference.
 
     Args:
@@ -22,7 +22,7 @@ def cosine(outputs: Iterator[Arrays], labels: Any) -> float:
         labels: embeddings of the reference, [rows, features].
     """
     made, wanted = _read_both(outputs, labels)
-    return float((made * wanted).sum(1).mean())
+    return Mean.of((one, 1) for one in (made * wanted).sum(1))
 
 
 def neighbours(outputs: Iterator[Arrays], labels: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import DataError
-from onnxfq.metrics.metric import Arrays
+from onnxfq.metrics.metric import Arrays, Mean
 
 _TOKENS, _MASK = "input_ids", "attention_mask"
 _FLOAT_LOGITS = 3
 """Axes of logits: texts, tokens, vocabulary."""
 
 
-def perplexity(outputs: Iterator[Arrays], samples: Iterable[Arrays]) -> float:
+def perplexity(outputs: Iterator[Arrays], samples: Iterable[Arrays]) -> Mean:
     """Return the perplexity of a language model: exp of the mean of -log p(next token), lower is better.
 
     Each text is scored from its second token on. Tokens that the attention mask leaves out do not count.
@@ -27,7 +28,7 @@ def perplexity(outputs: Iterator[Arrays], samples: Iterable[Arrays]) -> float:
 
     Raises DataError for a model without such logits or tokens, and for texts of one token.
     """
-    total, count = 0.0, 0
+    texts: list[tuple[float, float]] = []
     for sample, made in zip(samples, outputs, strict=True):
         logits = next((a for a in made.values() if getattr(a, "ndim", 0) == _FLOAT_LOGITS), None)
         tokens = sample.get(_TOKENS)
@@ -39,11 +40,11 @@ def perplexity(outputs: Iterator[Arrays], samples: Iterable[Arrays]) -> float:
         mask = sample.get(_MASK)
         counted = np.ones(tokens.shape, bool) if mask is None else mask[:, -tokens.shape[1] :] != 0
         counted = counted[:, 1:] & counted[:, :-1]
-        total -= float(_log_likelihood(logits, tokens)[counted].sum())
-        count += int(counted.sum())
-    if not count:
+        losses = -_log_likelihood(logits, tokens) * counted
+        texts += zip(losses.sum(axis=1), counted.sum(axis=1), strict=True)
+    if not any(count for _, count in texts):
         raise DataError("perplexity needs texts of at least two tokens; give longer texts")
-    return float(np.exp(total / count))
+    return Mean.of(texts, math.exp)
 
 
 def _log_likelihood(logits: NDArray[Any], tokens: NDArray[Any]) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
-"""`Metric`: a figure of a task from the outputs of a model; `NamedMetric`: one that comes with onnxfq."""
+"""`Metric`: a figure of a task from the outputs of a model; `Mean`: one with what each row adds to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import DataError
+from onnxfq.numerics.intervals import Interval, ratio_reach
 
 Arrays = Mapping[str, NDArray[Any]]
 Metric = Callable[[Iterator[Arrays], Any], float]
@@ -32,6 +33,41 @@ class NamedMetric:
     labels: str = ""
     read: Callable[[Path], NDArray[Any]] | None = None
     counts_errors: bool = False
+
+
+class Mean(float):
+    """A metric that a mean over rows decides, with what each of them adds.
+
+    Attributes:
+        rows: top and bottom of each, [rows, 2]; the mean is all tops over all bottoms.
+        finish: makes the metric of the mean, and rises with it.
+    """
+
+    rows: NDArray[np.float64]
+    finish: Callable[[float], float]
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[float, float]], finish: Callable[[float], float] = float) -> Mean:
+        """Return the metric of rows; without any bottom their mean is 0."""
+        pairs = np.array([*rows], np.float64).reshape(-1, 2)
+        top, bottom = pairs.sum(axis=0)
+        made = cls(finish(float(top / bottom) if bottom else 0.0))
+        made.rows, made.finish = pairs, finish
+        return made
+
+    def interval(self, reference: Mean) -> Interval | None:
+        """Return the ends of the metric on other rows like these, where the reference is as here.
+
+        Its samples are rows, each with its cost above the reference. None for one row,
+        for other rows than the reference has, and for a candidate that differs in none.
+        """
+        if len(self.rows) < 2 or not np.array_equal(self.rows[:, 1], reference.rows[:, 1]):
+            return None
+        more = self.rows[:, 0] - reference.rows[:, 0]
+        if not more.any():
+            return None
+        mean, reach = self.rows[:, 0].sum() / self.rows[:, 1].sum(), ratio_reach(more, self.rows[:, 1])
+        return self.finish(float(mean - reach)), self.finish(float(mean + reach))
 
 
 def pair_rows(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import DataError
-from onnxfq.metrics.metric import Arrays, Metric, pair_rows
+from onnxfq.metrics.metric import Arrays, Mean, Metric, pair_rows
 from onnxfq.support.reading import read_bytes
 
 _SCORES = "an output of class scores [rows, time, classes]"
@@ -34,8 +34,8 @@ def make_error_rate(alphabet: Sequence[str], split: Callable[[str], Sequence[str
     """
     symbols = [*alphabet] if "" in alphabet else ["", *alphabet]
 
-    def measure(outputs: Iterator[Arrays], labels: Any) -> float:
-        edits = total = 0
+    def measure(outputs: Iterator[Arrays], labels: Any) -> Mean:
+        counts: list[tuple[float, float]] = []
         for scores, text in pair_rows(outputs, labels, 3, _SCORES):
             if scores.shape[-1] != len(symbols):
                 raise DataError(
@@ -44,8 +44,8 @@ def make_error_rate(alphabet: Sequence[str], split: Callable[[str], Sequence[str
                 )
             read = "".join(symbols[place] for place, _ in groupby(scores.argmax(-1).tolist()))
             wanted = split(str(text))
-            edits, total = edits + count_edits(split(read), wanted), total + len(wanted)
-        return edits / max(total, 1)
+            counts.append((count_edits(split(read), wanted), len(wanted)))
+        return Mean.of(counts)
 
     return measure
 

@@ -53,18 +53,27 @@ def interval_db(signals: Sequence[float], noises: Sequence[float]) -> Interval |
 def ratio_interval_db(tops: Sequence[float], bottoms: Sequence[float]) -> Interval | None:
     """Return the ends in dB of the interval of 10*log10(sum(tops) / sum(bottoms)), by the error of a ratio.
 
-    It has Student's t and, to first order, the standard error of a ratio of sums (Cochran, Sampling
-    Techniques, 3rd edition, 1977, equation 2.46, without its correction for a finite population). It is
-    the interval of a gain, for the noises of two candidates on the same samples. None as of `interval_db`.
+    `ratio_reach` has its error, to first order. It is the interval of a gain, for the noises of two
+    candidates on the same samples. None as of `interval_db`.
     """
     top, bottom = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
-    count, sums = top.size, (float(top.sum()), float(bottom.sum()))
-    if count < 2 or not all(0.0 < one < math.inf for one in sums):
+    sums = float(top.sum()), float(bottom.sum())
+    if top.size < 2 or not all(0.0 < one < math.inf for one in sums):
         return None
-    rest = bottom / sums[1] - top / sums[0]
-    reach = t_quantile(0.5 + COVERAGE / 2, count - 1) * math.sqrt(count / (count - 1) * float(rest @ rest))
+    reach = ratio_reach(top / sums[0], bottom / sums[1])
     middle = math.log(sums[0]) - math.log(sums[1])
     return _DB * (middle - reach), _DB * (middle + reach)
+
+
+def ratio_reach(tops: NDArray[np.float64], bottoms: NDArray[np.float64]) -> float:
+    """Return how far sum(tops) / sum(bottoms) of two or more samples may be off to each side, at COVERAGE.
+
+    It has Student's t and the standard error of a ratio of sums (Cochran, Sampling Techniques, 3rd edition,
+    1977, equation 2.46, without its correction for a finite population).
+    """
+    count, total = tops.size, bottoms.sum()
+    rest = (tops - tops.sum() / total * bottoms) / total
+    return t_quantile(0.5 + COVERAGE / 2, count - 1) * math.sqrt(count / (count - 1) * float(rest @ rest))
 
 
 def most_gain(before: Sequence[float], after: Sequence[float]) -> bool:

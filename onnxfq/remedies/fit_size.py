@@ -26,6 +26,7 @@ from onnxfq.layers.quantizer_toggles import first_feeds
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.forms import Forms, Models
 from onnxfq.remedies.mixes import Mixes, apply, with_remedy
+from onnxfq.remedies.rounding_search import round_again, unround
 from onnxfq.remedies.sensitivity import rank_groups
 from onnxfq.support.clock import Clock
 from onnxfq.targets.recipes import RECIPES
@@ -37,6 +38,7 @@ MEGABYTE = 1e6
 def fit_size(candidate: Candidate, judge: Judge, target: AccuracyTarget) -> Proposal:
     """Return the candidate with wider formats for the groups that gain most for their bits, as many as fit.
 
+    Other weights are then rounded again, see `unround`.
     Raises RecipeError if the candidate itself is larger than promised.
     """
 
@@ -54,8 +56,9 @@ def fit_size(candidate: Candidate, judge: Judge, target: AccuracyTarget) -> Prop
         )
     aim = SqnrAim(math.inf, *judge.split[:2])
     feeds = first_feeds(aim.choosing, RANKING_FEEDS)
-    ranking = rank_groups(candidate.open_toggles(judge.options), feeds, candidate.recipe)
-    mixes = Mixes.measure(candidate, judge, ranking, feeds, target.fallbacks)
+    start = unround(candidate)
+    ranking = rank_groups(start.open_toggles(judge.options), feeds, candidate.recipe)
+    mixes = Mixes.measure(start, judge, ranking, feeds, target.fallbacks)
     costs = np.zeros_like(mixes.costs)
     for at, group in enumerate(ranking.groups):
         known = [sizes[name] for name in group.tensors if name in sizes]
@@ -66,7 +69,7 @@ def fit_size(candidate: Candidate, judge: Judge, target: AccuracyTarget) -> Prop
         chosen = mixes.list_formats(best)
         formats = {at: name for at, name in chosen.items() if costs[at, 1 + mixes.formats.index(name)]}
         try:
-            made = apply(candidate, judge, ranking, formats) if formats else candidate
+            made = apply(start, judge, ranking, formats) if formats else candidate
         except ModelError:  # nothing would be quantized
             room = mixes.choices.weights[best] - 1
             continue
@@ -74,6 +77,7 @@ def fit_size(candidate: Candidate, judge: Judge, target: AccuracyTarget) -> Prop
         if bits <= limit:
             break
         room -= bits - limit  # scales have bits too
+    made = round_again(made, judge) if formats else made
     before_db, reached_db = judge.score([candidate, made], aim.proving)
     answer = _answer(target, bits, total)
     fields: dict[str, Any] = {"measure": aim.measure, "wanted": 0.0, "before": before_db}

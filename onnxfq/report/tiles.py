@@ -25,7 +25,7 @@ def make_tile(value: str, label: str, low: bool = False) -> Tile:
 
 
 def score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) -> list[Tile]:
-    """Return SQNR, agreement and accuracy of the last candidate: the written model if it was run."""
+    """Return SQNR, agreement, accuracy and metric of the last candidate: the written model if it was run."""
     tiles: list[Tile] = []
     for candidate in candidates:
         worst = candidate.lowered(evaluation.losses).worst
@@ -44,6 +44,9 @@ def score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) ->
             tiles.append(make_tile(f"{min(same):.1%}", "top-1 agreement with the float model"))
         if candidate.accuracy is not None and evaluation.accuracy is not None:
             tiles.append(make_tile(f"{evaluation.accuracy:.2%} → {candidate.accuracy:.2%}", "accuracy"))
+        if evaluation.metric_value is not None:
+            known, found = f"{evaluation.metric_value:.6g}", candidate.task_figures[1]
+            tiles.append(make_tile(f"{known} → {found}", evaluation.metric))
     proof = evaluation.proof
     if proof is not None and proof.samples:
         where = f"in {proof.runtime}, {name_figure(proof.simulated_db)} simulated, {proof.samples} samples"

@@ -25,7 +25,7 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
-from onnxfq.metrics import Metric, check_labels, find_metric, name_metric
+from onnxfq.metrics import Mean, Metric, check_labels, find_metric, name_metric
 from onnxfq.passes.equalize import is_equalized
 from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.passes.insert_fake_quantize import switch_activations
@@ -151,9 +151,15 @@ def evaluate(
         name: run(Side(proto, output_names(proto), options.exact, opener=openers.get(name)), device)
         for name, proto in {"": base, **forms}.items()
     }
-    scores = tuple(one.model_copy(update={"metric": values[one.candidate]}) for one in found.candidates)
-    update = {"metric": name_metric(metric), "metric_value": values[""], "candidates": scores}
+    scores = tuple(_with_metric(one, values[one.candidate], values[""]) for one in found.candidates)
+    update = {"metric": name_metric(metric), "metric_value": float(values[""]), "candidates": scores}
     return found.model_copy(update=update)
+
+
+def _with_metric(score: CandidateScore, value: float, reference: float) -> CandidateScore:
+    """Return a score with the metric of its candidate, and its interval where metrics have one."""
+    ends = value.interval(reference) if isinstance(value, Mean) and isinstance(reference, Mean) else None
+    return score.model_copy(update={"metric": float(value), "metric_interval": ends})
 
 
 def compare_forms(

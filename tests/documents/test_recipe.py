@@ -225,7 +225,10 @@ def test_slips(tmp_path, text, words):
             "tensorrt_int8",
             "unknown recipe 'tensorrt_int8': give a built-in name or a .yaml file; nearest: tensorrt-int8",
         ),
-        ("zzz", "known: genai-int4, genai-int8, mxfp4, mxfp6, mxfp8, mxint8, nvfp4, onnxruntime-int8, "),
+        (
+            "zzz",
+            "known: genai-int4, genai-int8, genai-uint4, mxfp4, mxfp6, mxfp8, mxint8, nvfp4, ",
+        ),
         ("none.yaml", "no such file: none.yaml; check the path"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data.labels import read_truth
 from onnxfq.errors import DataError
-from onnxfq.metrics import METRICS, find_metric
+from onnxfq.metrics import METRICS, Mean, find_metric
 from onnxfq.metrics.texts import count_edits
 
 SIZE = 64.0
@@ -192,6 +193,28 @@ def test_embeddings() -> None:
     assert find_metric("neighbours")(iter(outputs), wanted) == pytest.approx(
         (nearest[0] == nearest[1]).double().mean()
     )
+
+
+def test_intervals_of_means() -> None:
+    """Rows of one length have Student's interval of pairs by a printed quantile; others a jackknife's."""
+    rng = np.random.default_rng(3)
+    counts, known = rng.integers(20, 200, 60), rng.normal(2.0, 0.3, 60)
+    dearer = known + rng.normal(0.1, 0.05, 60)
+    reference, candidate = (
+        Mean.of(zip(7 * one, np.full(60, 7), strict=True), math.exp) for one in (known, dearer)
+    )
+    assert float(candidate) == pytest.approx(math.exp(dearer.mean()))
+    reach = 1.671 * (dearer - known).std(ddof=1) / math.sqrt(60)  # 59 degrees, 95%
+    ends = np.exp(dearer.mean() + np.array([-reach, reach]))
+    assert candidate.interval(reference) == pytest.approx(ends, rel=1e-4)  # the quantile has four digits
+    reference, candidate = (Mean.of(zip(one * counts, counts, strict=True)) for one in (known, dearer))
+    more = (dearer - known) * counts
+    left_out = (more.sum() - more) / (counts.sum() - counts)
+    error = math.sqrt(59 * np.var(left_out))
+    low, high = candidate.interval(reference)
+    assert high - low == pytest.approx(2 * 1.671 * error, rel=0.05)  # a jackknife is equal to first order
+    assert candidate.interval(candidate) is None and Mean.of([(1, 2)]).interval(Mean.of([(2, 2)])) is None
+    assert candidate.interval(Mean.of([(1, 2)] * 60)) is None
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,9 @@ from onnxfq.judging.samples import CHOOSING, PROVING, SHARED, split_samples
 from onnxfq.judging.work import Budget
 from onnxfq.layers.round_weights import Rounding, round_weights
 from onnxfq.numerics.intervals import interval_db
+from onnxfq.remedies.fit_size import fit_size
 from onnxfq.remedies.registry import REMEDIES
-from onnxfq.remedies.rounding_search import can_round_again
+from onnxfq.remedies.rounding_search import can_round_again, round_again, unround
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.observe import collect_statistics
@@ -530,6 +531,28 @@ def test_weights_of_many_bits_are_written_as_they_were_proven(qtype: str, is_aga
     session = open_inputs(network(), {"x": x}, recipe, QuantizeOptions(batch=1))
     candidate = build_candidate(session, recipe, Sources(), QuantizeOptions(batch=1))
     assert can_round_again(candidate, Judge(candidate, QuantizeOptions(), Sources())) is is_again
+
+
+def test_weights_beside_wider_ones_are_rounded_again() -> None:
+    """`qronos` makes up for what earlier layers lose, so that less loss there needs other numbers."""
+    values = {f"w{n}": weights(64, 64) for n in range(3)}
+    lines = "[a] h = MatMul (x, w0) [b] i = MatMul (h, w1) [c] y = MatMul (i, w2)"
+    proto = build(f"g (float[N,64] x) => (float[N,64] y) {{ {lines} }}", values)
+    x = np.random.default_rng(0).normal(size=(96, 64)).astype(np.float32)
+    recipe, options = load_recipe("genai-int4"), QuantizeOptions(batch=1)
+    recipe = recipe.override(activations=None, weights={"rounding": "qronos"})
+    candidate = build_candidate(open_inputs(proto, {"x": x}, recipe, options), recipe, Sources(), options)
+    target = AccuracyTarget(weight_bits=6.0, fallback="genai-int8")
+    judge = Judge(candidate, options, Sources(), accuracy=target)
+    made = fit_size(candidate, judge, target).candidate
+    wide = [one.tensor for one in made.plan.weights if one.spec.qtype.bits == 8]
+    assert len(wide) == 1
+    before, after, afresh = (
+        {name: numpy_helper.to_array(one) for name, one in found.rounding.tensors.items()}
+        for found in (candidate, made, round_again(unround(made), judge))
+    )
+    assert after.keys() == afresh.keys() and all((after[one] == afresh[one]).all() for one in after)
+    assert any((after[one] != before[one]).any() for one in values.keys() - {*wide})
 
 
 def _rounded(one: Candidate | Rounding) -> bytes:

@@ -122,7 +122,7 @@ def test_weight_form_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
         onnxfq.make_plan(onnxfq.load(proto), recipe(True).override(target="genai-qdq"))
 
 
-@pytest.mark.parametrize("name", ["genai-int4", "genai-int8"])
+@pytest.mark.parametrize("name", ["genai-int4", "genai-uint4", "genai-int8"])
 def test_decoder(name: str) -> None:
     """All linear layers become MatMulNBits, and all names stay."""
     result = onnxfq.quantize(decoder(), feeds(8), recipe=name)
@@ -217,18 +217,26 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert record["metric"] == "perplexity"
     figures = record["metric_value"], record["candidates"][0]["metric"]
     tokens = TextTokens(source)
-    losses, count = 0.0, 0
+    losses, count = [], []
     for window in tokens.windows(read_texts(texts), CONTEXT):
         feed = feeds(1)[0] | {
             "input_ids": np.array([window]),
             "attention_mask": np.ones((1, len(window)), int),
         }
         logits = torch.tensor(run_plain(onnx.load(source / "model.onnx"), feed)[0][0, :-1])
-        losses += float(torch.nn.functional.cross_entropy(logits, torch.tensor(window[1:]), reduction="sum"))
-        count += len(window) - 1
-    assert figures[0] == pytest.approx(np.exp(losses / count), rel=1e-5)  # float32 against float64
+        wanted = torch.tensor(window[1:])
+        losses.append(float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")))
+        count.append(len(window) - 1)
+    assert figures[0] == pytest.approx(np.exp(sum(losses) / sum(count)), rel=1e-5)  # float32, float64
     # The loss, because the perplexity of random weights is its exponential: 8 bits move it by 0.2%.
     assert np.log(figures[1]) == pytest.approx(np.log(figures[0]), rel=0.01)
+    low, high = record["candidates"][0]["metric_interval"]
+    assert low < figures[1] < high and len(losses) > 1
+    (made.parent / "scores.json").write_text(json.dumps(record))
+    page = made.parent / "page.html"
+    assert main(["report", str(made.parent / "scores.json"), "-o", str(page)]) == 0
+    assert f"{figures[1]:.6g} ({low:.5g} to {high:.5g})" in page.read_text()
+    capsys.readouterr()
     assert main(["inspect", str(source), str(made)]) == 3 and main(["inspect", str(made)]) == 0
     said = capsys.readouterr().out
     assert "FLOAT" in said and "MatMulNBits" in said and main(["inspect", str(source)]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,23 +31,28 @@ _AT_ONCE = 1 << 16
 """Elements that are searched at once, so that they stay in a core's cache."""
 
 Array = NDArray[np.float64]
-_Scales = Callable[[Array, slice], NDArray[np.float32]]
-"""(factors, groups) -> scales, one for each of these groups."""
+_Scales = Callable[[Array, slice], tuple[NDArray[np.float32], NDArray[Any]]]
+"""(factors, groups) -> scales and zero points, one for each of these groups."""
+
+_MOVES = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
+"""Factors by which one end of an asymmetric range moves."""
 
 
 def least_error_ranges(
     values: NDArray[np.float32], spec: QuantSpec, importance: NDArray[np.float32] | None = None
 ) -> tuple[Array, Array]:
-    """Return (rmin, rmax) in the shape of a scale: for each group the symmetric range of least squared error.
+    """Return (rmin, rmax) in the shape of a scale: for each group the range of least squared error.
 
-    The range limits the magnitudes of a group to a share of the largest one. Shares are tried evenly from 1
-    down to the least possible one, then finely around the best. The full range never has a smaller error.
+    A symmetric range limits the magnitudes of a group to a share of the largest one. Shares are tried evenly
+    from 1 down to the least possible one, then finely around the best. The full range never has a smaller
+    error.
     The least possible share f follows from the n values of a group: below it, the largest value alone has a
-    larger error (1 - f)^2 amax^2 than the full range has at most over all n.
+    larger error (1 - f)^2 amax^2 than the full range has at most over all n. The two ends of an asymmetric
+    range shrink together by such shares first, and are then moved one by one, twice. No step is worse.
 
     Args:
         values: the constant.
-        spec: a symmetric one with scales of type float32.
+        spec: one with scales of type float32.
         importance: factor of the squared error of each value, in the shape of `values`; None for 1.
     """
     layout, rules = Layout(spec.granularity, values.shape), spec.param_rules()
@@ -55,15 +61,24 @@ def least_error_ranges(
     low, high = (f.reduce(rows, axis=1, initial=0.0).astype(np.float64) for f in (np.minimum, np.maximum))
     amax = np.maximum(-low, high)
 
-    def limit(factor: Array, at: slice) -> tuple[Array, Array]:
+    def search(limit: Callable[[Array, slice], tuple[Array, Array]], tried: Sequence[float]) -> None:
+        def scales(factor: Array, at: slice) -> tuple[NDArray[np.float32], NDArray[Any]]:
+            return choose_qparams(*limit(factor, at), spec.qtype, spec.symmetric, rules)
+
+        ends[:] = limit(_search(rows, scales, spec.qtype, tried, factors), slice(None))
+
+    def shrink(factor: Array, at: slice) -> tuple[Array, Array]:
+        if not spec.symmetric:
+            return low[at] * factor, high[at] * factor
         return np.maximum(low[at], -amax[at] * factor), np.minimum(high[at], amax[at] * factor)
 
-    def scales(factor: Array, at: slice) -> NDArray[np.float32]:
-        return choose_qparams(*limit(factor, at), spec.qtype, True, rules)[0]
-
-    factor = _search(rows, scales, spec.qtype, _shares(spec.qtype, rows.shape[1]), factors)
-    rmin, rmax = limit(factor, slice(None))
-    return rmin.reshape(layout.scale_shape), rmax.reshape(layout.scale_shape)
+    ends = np.stack([low, high])
+    search(shrink, _shares(spec.qtype, rows.shape[1]))
+    if not spec.symmetric:
+        for _ in range(2):
+            search(lambda factor, at: (np.maximum(ends[0, at] * factor, low[at]), ends[1, at]), _MOVES)
+            search(lambda factor, at: (ends[0, at], np.minimum(ends[1, at] * factor, high[at])), _MOVES)
+    return ends[0].reshape(layout.scale_shape), ends[1].reshape(layout.scale_shape)
 
 
 def least_error_scales(
@@ -87,13 +102,14 @@ def least_error_scales(
     rows, factors = layout.to_rows(values), None if importance is None else layout.to_rows(importance)
     amax = np.abs(rows).max(axis=1, initial=0.0).astype(np.float64)
 
-    def scales(factor: Array, at: slice) -> NDArray[np.float32]:
-        return choose_scales((amax[at] * factor).astype(np.float32), rule, Granularity(axis=0)).scale
+    def scales(factor: Array, at: slice) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        made = choose_scales((amax[at] * factor).astype(np.float32), rule, Granularity(axis=0))
+        return made.scale, made.zero_point
 
     grid, powers = element_grid(rule.qtype, rule.scale_type), rule.scale_type == "e8m0"
     tried = (2.0, 0.5) if powers else (1.5, 1.25, *_shares(grid, rows.shape[1]))
     factor = _search(rows, scales, grid, tried, factors, fine=not powers)
-    return whole._replace(scale=scales(factor, slice(None)).reshape(whole.scale.shape))
+    return whole._replace(scale=scales(factor, slice(None))[0].reshape(whole.scale.shape))
 
 
 def _shares(qtype: QType, count: int) -> Sequence[float]:
@@ -130,7 +146,7 @@ def _search(
             least: Array = least,
             weigh: NDArray[np.float32] | None = weigh,
         ) -> None:
-            rounded = fake_quantize(part, scales(factor, at), qtype=qtype, granularity=Granularity(axis=0))
+            rounded = fake_quantize(part, *scales(factor, at), qtype=qtype, granularity=Granularity(axis=0))
             rounded -= part
             with np.errstate(over="ignore", invalid="ignore"):  # an error beyond float32 is not the least
                 np.square(rounded, out=rounded)

@@ -26,14 +26,14 @@ def group_ranges(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (rmin, rmax) in the shape of a scale of `values`, one range per group that shares a scale.
 
-    Each group is calibrated separately, as a tensor that is the same in every feed; `mse` searches symmetric
-    ranges on the values in place of their histogram.
+    Each group is calibrated separately, as a tensor that is the same in every feed; `mse` searches on the
+    values in place of their histogram.
     """
     layout = Layout(spec.granularity, values.shape)
     if calibrator == MINMAX:
         low, high = layout.reduce(np.minimum, values, np.inf), layout.reduce(np.maximum, values, -np.inf)
         return use_lowest_number(low.astype(np.float64), high.astype(np.float64), spec)
-    if calibrator == MSE and spec.symmetric and values.size:
+    if calibrator == MSE and values.size:
         return least_error_ranges(values, spec)
     ranges = [calibrator(_as_feed(group), spec) for group in layout.split(values)]
     low, high = np.asarray(ranges, np.float64).reshape(-1, 2).T

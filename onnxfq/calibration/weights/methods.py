@@ -131,8 +131,6 @@ def round_weight(job: RoundingJob) -> RoundedWeight:
 
 def _candidates(job: RoundingJob, target: Floats) -> list[Scales]:
     values, spec, nearest, view, moments, _, float_type = job
-    if not spec.symmetric:
-        return [nearest]
     wanted = view.unfold(target, values.shape).astype(np.float32, copy=False)
     diagonal = np.diagonal(moments.seen, axis1=1, axis2=2)
     mean = diagonal.mean(axis=1, keepdims=True)
@@ -142,7 +140,7 @@ def _candidates(job: RoundingJob, target: Floats) -> list[Scales]:
     )
     if spec.scale_type == "float32":
         ends = least_error_ranges(wanted, spec, importance)
-        scale, zero_point = choose_qparams(*ends, spec.qtype, True, spec.param_rules(float_type))
+        scale, zero_point = choose_qparams(*ends, spec.qtype, spec.symmetric, spec.param_rules(float_type))
         return [Scales(scale, zero_point.astype(np.float32), None), nearest]
     rule = ScaleRule(spec.qtype, spec.scale_type, True, nearest.global_scale)
     return [least_error_scales(wanted, rule, spec.granularity, importance), nearest]

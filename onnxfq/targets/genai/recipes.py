@@ -14,5 +14,6 @@ _ROUNDED = {"qtype": ROUNDED_INPUT, "dynamic": True, "granularity": "blocked", "
 
 RECIPES = (
     make_recipe("genai-int4", "genai", _ROUNDED, {"qtype": "int4", **_BLOCKS}),
+    make_recipe("genai-uint4", "genai", _ROUNDED, {"qtype": "uint4", "symmetric": False, **_BLOCKS}),
     make_recipe("genai-int8", "genai", _ROUNDED, {"qtype": "int8", **_BLOCKS}),
 )
