@@ -167,22 +167,22 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1529,  # whether most samples gain; torch fell
     "execution": 1239,  # sessions and runs that stages share, forms built when they are read; no room fell
-    "graph": 4829,  # the attributes of types by name; no room fell
+    "graph": 5075,  # sites of nodes, which lay in targets; branches that sizes decide; targets fell
     "interchange": 1241,  # folders of checkpoints by GenAI's builder; no room fell
     "judging": 1260,  # gains of most samples, by ranks; no room fell
     "layers": 939,  # groups that nothing reads have names; no room fell
     "metrics": 410,  # classes that outputs predict, which lay in data; data fell
     "numerics": 1178,  # the signed-rank test of gains; torch fell
     "passes": 1779,  # rotations in constants; no room fell
-    "placement": 1591,  # one rule of kernels for products and convolutions
+    "placement": 1592,  # what constants alone compute, by one rule for all targets; targets fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 362,  # the word for folders of checkpoints; torch fell
     "remedies": 1767,  # sessions and runs that stages share, forms built when they are read; no room fell
     "report": 1242,  # drawn inputs are told; targets fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1906,  # sessions and runs that stages share, forms built when they are read; no room fell
+    "stages": 1907,  # what constants alone compute, by one rule for all targets; targets fell
     "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6478,  # sessions of QNN for each size, Gemm at every opset; no room fell
+    "targets": 6352,  # sites of nodes lie in graph; layers of bodies
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
     "torch": 5998,  # tensors that an export alone moves, outputs by name; numerics fell
 }

@@ -15,7 +15,6 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.names import Use
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.placement.left_out import leave_out_fixed
 from onnxfq.placement.node_units import find_written
 from onnxfq.placement.target_policy import NodeDecision
 from onnxfq.targets.onnxruntime.limits import copies
@@ -40,7 +39,7 @@ def note_float_kernels(
                 return "ONNX Runtime runs it in float, for its result leaves the body that computes it"
         return ""
 
-    kept = [d for d in leave_out_fixed(decisions, nodes) if d.op_type != "Resize" or copies(by_name[d.node])]
+    kept = [d for d in decisions if d.op_type != "Resize" or copies(by_name[d.node])]
     right = {p.tensor for d in kept for p in d.placements if not _is_left(p, d)}
     turned = [_with_unsigned_left(d, right) for d in kept]
     return [d.with_note(why) if (why := explain(by_name[d.node])) else d for d in turned]

@@ -56,8 +56,7 @@ def name_release() -> str:
 def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
     """Return a function from a feed to the outputs of `model`, with the HTP's emulation and the CPU.
 
-    The HTP takes fixed sizes alone. A model with open sizes, and without bodies, has a session for each
-    shape of its feeds.
+    The HTP takes fixed sizes alone. A model with open sizes has a session for each shape of its feeds.
 
     Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, ModelError if the session
     refuses the model; the function raises DataError if a run fails.
@@ -66,11 +65,13 @@ def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
     given = with_weights(onnx.load(model) if isinstance(model, Path) else model)
 
     def open_fixed(shapes: Mapping[str, Sequence[int]]) -> Callable[[Feed], Values]:
-        proto = given
-        if shapes:
-            proto = deepcopy(given)
-            fix_sizes(proto, shapes)
-        return as_function(open_with_provider(proto, PROVIDER, settings, new_options(threads)))
+        proto = deepcopy(given)
+        fix_sizes(proto, shapes)
+        # ONNX Runtime 1.31.1 and 1.32.0 end the process if they decide an If between pairs by fixed sizes.
+        is_free = any(map(bodies, proto.graph.node))
+        return as_function(
+            open_with_provider(given if is_free else proto, PROVIDER, settings, new_options(threads))
+        )
 
     if not _least_sizes(given, {}):
         return open_fixed({})
@@ -96,12 +97,7 @@ def register() -> dict[str, str]:
 def _least_sizes(
     proto: onnx.ModelProto, given: Mapping[str, Sequence[int | Range]]
 ) -> dict[str, Sequence[int | Range]]:
-    """Return the smallest shape of each input of open sizes; none for a model with bodies.
-
-    ONNX Runtime 1.31.1 and 1.32.0 end the process if fixed sizes decide an If between pairs.
-    """
-    if any(map(bodies, proto.graph.node)):
-        return {}
+    """Return the smallest shape of each input of open sizes."""
     return {name: least for name, (least, _, _) in profiles(proto, given).items()}
 
 
