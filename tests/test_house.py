@@ -167,7 +167,7 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1529,  # whether most samples gain; torch fell
     "execution": 1239,  # sessions and runs that stages share, forms built when they are read; no room fell
-    "graph": 5075,  # sites of nodes, which lay in targets; branches that sizes decide; targets fell
+    "graph": 5080,  # sites of nodes, which lay in targets; branches that sizes decide; targets fell
     "interchange": 1241,  # folders of checkpoints by GenAI's builder; no room fell
     "judging": 1260,  # gains of most samples, by ranks; no room fell
     "layers": 939,  # groups that nothing reads have names; no room fell
@@ -182,7 +182,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1907,  # what constants alone compute, by one rule for all targets; targets fell
     "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6416,  # sites of nodes lie in graph; layers and pairs of bodies
+    "targets": 6413,  # sites of nodes lie in graph; layers and pairs of bodies
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
     "torch": 5998,  # tensors that an export alone moves, outputs by name; numerics fell
 }

@@ -26,6 +26,7 @@ VALUES: Arrays = {
     "at": np.asarray(2),
     "one": np.asarray(1),
     "yes": np.asarray(True),
+    "yes1": np.asarray([True]),
     "none": np.asarray([0, 0]),
     "pair": np.asarray(2),
     "flat": np.asarray([-1]),
@@ -53,6 +54,7 @@ DECIDED = {
 }
 OPEN = {
     "an input": f"(float[N,4,1] x, bool c) {{ t = {SQUEEZE}",
+    "no element": f"(float[N,4,1] x) {{ c = Gather (yes1, at) t = {SQUEEZE}",
     "an open size": f"(float[N,4,M] x) {{ {SIZE} t = {SQUEEZE}",
     "an open rank": f"""(float[N,4,1] x, bool c) {{ z = {SQUEEZE} r = Shape (z)
         k = Size (r) d = Equal (k, pair)

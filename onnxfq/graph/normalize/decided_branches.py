@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.external.sizes import is_small
 from onnxfq.graph.external.weightless import strip_weights
 from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
@@ -59,10 +62,18 @@ def _find_decided(proto: onnx.ModelProto) -> dict[str, onnx.GraphProto]:
     index = _index_sizes(_without_weights(proto))
     taken: dict[str, onnx.GraphProto] = {}
     for node in filter(_is_if, list_nodes(proto.graph)):
-        chosen = index.value(index.makers[node.output[0]].input[0])
-        if chosen is not None and chosen.size == 1:
+        chosen = _find_value(index, node.input[0])
+        if chosen is not None and chosen.size == 1 and node.output[0]:
             taken[node.output[0]] = attributes_of(node)["then_branch" if chosen.item() else "else_branch"]
     return taken
+
+
+def _find_value(index: SiteIndex, name: str) -> NDArray[Any] | None:
+    """Return the values of a tensor; None if it depends on more than sizes, or ONNX's reference fails."""
+    try:
+        return index.value(name)
+    except ModelError:
+        return None
 
 
 def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -91,7 +102,7 @@ def _index_sizes(bare: onnx.ModelProto) -> SiteIndex:
             for node in graph.node:
                 computed = set(node.input) & index.makers.keys() - index.stored.keys() - found.keys()
                 for name in computed if node.op_type in _SIZED else ():
-                    value = index.value(name) if index.dtype(name) == TensorProto.INT64 else None
+                    value = _find_value(index, name) if index.dtype(name) == TensorProto.INT64 else None
                     if value is not None:
                         tensor = numpy_helper.from_array(value, index.names.claim(name))
                         found[name] = onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
@@ -123,7 +134,7 @@ def _list_made(
     made = {name for one in body.node for name in one.output}
     renamed: dict[str, str] = {}
     copied: list[tuple[str, str]] = []
-    for value, name in zip(body.output, node.output, strict=True):
+    for value, name in zip(body.output, node.output, strict=False):
         if value.name in made and value.name not in renamed and name:
             renamed[value.name] = name
         elif name:
