@@ -167,22 +167,22 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1538,  # intervals of metrics; no room fell
     "execution": 1239,  # sessions and runs that stages share, forms built when they are read; no room fell
-    "graph": 4829,  # the attributes of types by name; no room fell
+    "graph": 5080,  # sites of nodes, which lay in targets; branches that sizes decide; targets fell
     "interchange": 1241,  # folders of checkpoints by GenAI's builder; no room fell
     "judging": 1262,  # candidates are compared one at a time, for memory; no room fell
     "layers": 941,  # joined samples have a bound in bytes; no room fell
     "metrics": 428,  # means over rows with their intervals; no room fell
     "numerics": 1181,  # the error of a ratio by itself; no room fell
     "passes": 1779,  # rotations in constants; no room fell
-    "placement": 1591,  # one rule of kernels for products and convolutions
+    "placement": 1592,  # what constants alone compute, by one rule for all targets; targets fell
     "quantized": 1497,  # names of integers, coverage of other tools; no room fell
     "quantizing": 362,  # the word for folders of checkpoints; torch fell
     "remedies": 1769,  # weights beside wider ones rounded again; no room fell
     "report": 1245,  # the metric of the task among the tiles; no room fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1909,  # intervals of metrics; no room fell
+    "stages": 1910,  # what constants alone compute, by one rule for all targets; targets fell
     "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6479,  # uint4 for GenAI; no room fell
+    "targets": 6414,  # sites of nodes lie in graph; layers and pairs of bodies
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
     "torch": 5998,  # tensors that an export alone moves, outputs by name; numerics fell
 }

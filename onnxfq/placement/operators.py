@@ -26,6 +26,7 @@ from onnxfq.graph.queries import (
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.placement.left_out import leave_out_fixed
 from onnxfq.placement.node_units import find_chain_nodes, find_written
 from onnxfq.placement.target_policy import NodeDecision, Operands, Slots, TargetPolicy
 from onnxfq.placement.weighted_ops import activation_placement, list_numbers, place_input, refuse
@@ -71,7 +72,8 @@ def decide_operators(
         placements = tuple(one for one in made if one.tensor not in whole.tensors)
         if placements:
             found[node.name] = _decide(node, known, placements, recipe, policy)
-    return policy.revise(list(found.values()), nodes_by_graph(graph), recipe)
+    nodes = nodes_by_graph(graph)
+    return policy.revise(leave_out_fixed(list(found.values()), nodes), nodes, recipe)
 
 
 def _decide(

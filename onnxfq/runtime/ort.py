@@ -17,6 +17,7 @@ import onnx
 import onnxruntime as onnxruntime
 
 from onnxfq.graph.body_reads import find_moved_reads
+from onnxfq.graph.normalize.decided_branches import with_branches
 from onnxfq.runtime.parallel_runs import count_cores
 
 if hasattr(onnxruntime, "disable_telemetry_events"):
@@ -59,7 +60,7 @@ def open_inference_session(
 
 def keep_from_ending(proto: onnx.ModelProto) -> dict[str, Any]:
     """Return the settings of a session that loads `proto`, where the usual ones would end the process."""
-    reads = find_moved_reads(proto)
+    reads = find_moved_reads(with_branches(proto))
     if not reads:
         return {}
     log.warning(

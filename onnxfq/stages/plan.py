@@ -31,6 +31,7 @@ from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.left_out import (
     OPERATORS,
     leave_out_depthwise,
+    leave_out_fixed,
     leave_out_log_spectra,
     leave_out_small,
 )
@@ -187,6 +188,7 @@ def _as_a_whole(
 ) -> list[NodeDecision]:
     """Return `decisions` after the rules that consider more than one operand."""
     nodes = nodes_by_graph(graph)
+    decisions = leave_out_fixed(decisions, nodes)
     if recipe.log_spectra == "float":
         decisions = leave_out_log_spectra(decisions, graph)
     if recipe.depthwise == "float":

@@ -13,6 +13,8 @@ from onnxfq.data.inputs import samples_open
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError, nearest
 from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.normalize.decided_branches import take_branches
+from onnxfq.graph.normalize.steps import name_tensors
 from onnxfq.graph.walk import list_graphs
 
 Shape = tuple[int, ...]
@@ -80,13 +82,15 @@ def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int | Range]]
 
 
 def fix_sizes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Give the inputs of `shapes` these sizes, in place; inner shapes follow from them."""
+    """Give the inputs of `shapes` these sizes, in place; inner shapes and the branches of an If follow."""
     for value in proto.graph.input:
         sizes = shapes.get(value.name, ())
         for dim, size in zip(value.type.tensor_type.shape.dim, sizes, strict=False):
             dim.dim_value = size
     for graph in list_graphs(proto.graph):
         del graph.value_info[:]
+    name_tensors(proto)
+    take_branches(proto)
 
 
 class ShapeCount:

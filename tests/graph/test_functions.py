@@ -11,9 +11,9 @@ from onnx import numpy_helper, parser
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.normalize.inline_functions import inline_model
+from onnxfq.graph.normalize.node_sites import infer_types
 from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.runtime.session import Session
-from onnxfq.targets.reading.node_sites import infer_types
 
 HEADER = '<ir_version: 9, opset_import: ["" : 18, "own" : 1]> g (float[N,4] x) => (float[N,4] y)'
 CASES = {

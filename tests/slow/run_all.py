@@ -64,7 +64,7 @@ CHECKS = {
     ),
     "forms": (
         "every form of an operator in each runtime that is installed, against the table of forms",
-        "python scripts/runtime_forms.py --check 1",
+        "env PYTHONPATH=. python scripts/runtime_forms.py --check 1",
     ),
     "plans": (
         "plans of 41 networks as engines of TensorRT",

@@ -22,6 +22,7 @@ BRANCHES = """g (float[1,4,9,9] x, bool some) => (float[] y) {
         then_branch = one () => (float[] p) { [one] n = Conv (h, k2) p = Relu (n) },
         else_branch = other () => (float[] q) { [other] q = Conv (h, k3) } >
     y = Add (i, j) }"""
+BETWEEN = BRANCHES.replace("i = Conv (h, k1)", "").replace("y = Add (i, j)", "[last] y = Conv (j, k3)")
 NETWORKS = {
     "half matmul": ("g (float16[2,6,16] x) => (float16[] y) { [first] y = MatMul (x, w) }", HALF, set()),
     "half conv": ("g (float16[1,4,9,9] x) => (float16[] y) { [first] y = Conv (x, k) }", HALF, set()),
@@ -41,7 +42,8 @@ NETWORKS = {
         "g (float[2,6,16] x, float[2,6,16] z) => (float[] y) { [first] a = MatMul (x, w) y = Add (a, z) }",
         FLOAT, set(),
     ),
-    "branches": (BRANCHES, FLOAT, {"first", "one", "other"}),
+    "branches": (BRANCHES, FLOAT, {"one", "other"}),
+    "branches between pairs": (BETWEEN, FLOAT, set()),
 }  # fmt: skip
 
 
@@ -66,6 +68,36 @@ def test_the_plan_names_what_runs_in_float(name: str) -> None:
     result = onnxfq.check(made.qdq, "onnxruntime", build=BuildOptions())
     in_float = {node.node for node in result.engine if node.verdict == "float" and node.node in whys}
     assert in_float == noted
+
+
+INNER = """g (float[1,4,9,9] x, bool some) => (float[1,4,9,9] y) { c = Conv (x, k0) h = Relu (c)
+    j = If (some) <
+        then_branch = one () => (float[] p) {
+            p = If (some) <then_branch = three () => (float[] t) { t = Conv (h, k2) },
+                           else_branch = four () => (float[] s) { s = Relu (h) }> },
+        else_branch = two () => (float[] q) { q = Conv (h, k3) }>
+    y = Conv (j, k1) }"""
+
+
+def test_second_pairs_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an If of an If every convolution runs in integers, with the bits of the pairs of readers alone."""
+    proto = onnx.shape_inference.infer_shapes(build(INNER.replace("float[1,4,9,9] y", "float[] y"), FLOAT))
+    rng = np.random.default_rng(0)
+    feeds = [
+        {"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32), "some": np.asarray(at % 2 == 0)}
+        for at in range(4)
+    ]
+    off = onnxfq.AccuracyTarget(repair=None)
+    made = onnxfq.quantize(proto, feeds, recipe="onnxruntime-int8", accuracy=off).qdq
+    (row,) = onnxfq.check(made, "onnxruntime", build=BuildOptions()).coverage
+    assert (row.op_type, row.kept, row.promised) == ("Conv", 4, 4)
+    monkeypatch.setattr("onnxfq.targets.onnxruntime.policy.pair_bodies", lambda one: one)
+    plain = onnxfq.quantize(proto, feeds, recipe="onnxruntime-int8", accuracy=off).qdq
+    sessions = [Session(one, 1, exact=True) for one in (made, plain)]
+    for feed in feeds:
+        np.testing.assert_array_equal(*(session.run(feed)[0] for session in sessions))
+    (row,) = onnxfq.check(plain, "onnxruntime", build=BuildOptions()).coverage
+    assert row.kept < row.promised
 
 
 def test_half_pairs_of_another_recipe_are_explained() -> None:

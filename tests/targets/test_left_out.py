@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from builders import build, conv_transpose, planned, weights
 from engines import build_all, unmeasured, verdicts
 
+import onnxfq
 from onnxfq.errors import ModelError
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.recipes import load_recipe
+from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
@@ -38,3 +41,22 @@ def test_neighbours_of_float_depthwise(tmp_path: Path) -> None:
     proto = unmeasured(proto, recipe, "fp16")
     for report in build_all(tmp_path, {"one": proto})["one"].values():
         assert verdicts(read(proto, EXTRA), report) == {"one": "Conv low as low", "two": "Conv low as low"}
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "onnxruntime", "openvino", "qnn"])
+def test_what_constants_alone_compute_stays_in_float(target: str) -> None:
+    """A runtime computes learned queries and their projection once: no engine keeps a promise of them."""
+    constants = {"queries": weights(1, 8), "shape": np.asarray([2, 8]), "rank": np.asarray([2])}
+    proto = build(
+        "g (float[2,8] x) => (float[2,8] y) { o = ConstantOfShape <value = int64[1] {1}> (rank) "
+        "s = Mul (shape, o) q = Expand (queries, s) [once] a = MatMul (q, w) [each] b = MatMul (x, v) "
+        "y = Add (a, b) }",
+        constants | {"w": weights(8, 8), "v": weights(8, 8)},
+    )
+    feeds = [{"x": weights(2, 8, seed=seed)} for seed in range(4)]
+    result = onnxfq.quantize(proto, feeds, recipe=f"{target}-int8")
+    assert [one.why for one in result.plan.skipped if one.name == "once"] == ["computed from constants, once"]
+    assert any(use.node == "each" for placed in result.plan.placements for use in placed.uses)
+    if target != "qnn":
+        engine = onnxfq.check(result.qdq, target, build=BuildOptions()).engine
+        assert {(one.node, one.verdict) for one in engine if one.op_type == "MatMul"} == {("each", "low")}

@@ -215,6 +215,30 @@ def test_recipe_runs_low(proto: onnx.ModelProto, coverage: str) -> None:
     assert sorted(low(proto).split(", ")) == sorted(coverage.split(", "))
 
 
+BODIES = {
+    "If": """If (c) <then_branch = g1 () => (float[2,4,8,8] p) {
+                        u = Conv <pads = [1,1,1,1]> (a, v) p = Relu (u) },
+                    else_branch = g2 () => (float[2,4,8,8] q) { q = Neg (a) }>""",
+    "Loop": """Loop (n, c, a) <body = g1 (int64 i, bool k, float[2,4,8,8] b) => (bool k2, float[2,4,8,8] p) {
+        k2 = Identity (k) u = Conv <pads = [1,1,1,1]> (b, v) p = Relu (u) }>""",
+}
+
+
+@pytest.mark.parametrize("owner", BODIES)
+def test_layers_of_bodies_are_asked_too(owner: str) -> None:
+    """OpenVINO multiplies low inside of an If and a Loop, and the check sees it there."""
+    constants = {"w": weights(4, 4, 3, 3), "v": weights(4, 4, 3, 3)}
+    proto = build(
+        "g (float[2,4,8,8] x, bool c) => (float[2,4,8,8] y) { m = Conv <pads = [1,1,1,1]> (x, w) "
+        f"a = Relu (m) y = {BODIES[owner]} }}",
+        constants | ({"n": np.asarray(2)} if owner == "Loop" else {}),
+    )
+    feeds = [feed_for(proto, seed) | {"c": np.asarray(True)} for seed in range(4)]
+    made = onnxfq.quantize(proto, feeds, recipe="openvino-int8").qdq
+    (row,) = onnxfq.check(made, "openvino", build=BuildOptions()).coverage
+    assert (row.op_type, row.kept, row.promised) == ("Conv", 2, 2)
+
+
 @pytest.mark.sample
 def test_signed_where_zero_points_cost_the_kernel() -> None:
     """Products of two activations have int8 without a zero point, and uint8 for what is never negative."""

@@ -667,6 +667,32 @@ def test_second_operands_of_the_htp(second: type, as_meant: bool) -> None:
     assert far_db > 60 if as_meant else far_db < 45
 
 
+BODIES = {
+    "If": """If (c) <then_branch = g1 () => (float[1,8] p) { [p] p = MatMul (a, v) },
+                    else_branch = g2 () => (float[1,8] q) { q = Neg (a) }>""",
+    "Loop": """Loop (n, c, a) <body = g1 (int64 i, bool k, float[1,8] b) => (bool k2, float[1,8] p) {
+        k2 = Identity (k) [p] p = MatMul (b, v) }>""",
+}
+
+
+@pytest.mark.parametrize("owner", BODIES)
+def test_nodes_of_a_body_stay_in_float(owner: str) -> None:
+    """ONNX Runtime asks QNN of no node of a body: the plan says so, and the check of other files."""
+    constants = {"w": weights(8, 8), "v": weights(8, 8)} | ({"n": np.asarray(2)} if owner == "Loop" else {})
+    text = f"g (float[1,8] x, bool c) => (float[1,8] y) {{ a = MatMul (x, w) y = {BODIES[owner]} }}"
+    proto = build(text, constants)
+    plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe("qnn-int8"))
+    assert {one.tensor for one in plan.placements if one.role == "weight"} == {"w"}
+    (why,) = (one.why for one in plan.skipped if one.name == "p" and one.kind == "node")
+    assert "gives QNN no node of a body" in why
+    feeds = [feed_for(proto, seed) | {"c": np.asarray(True)} for seed in range(4)]
+    other = onnxfq.quantize(proto, feeds, recipe="onnxruntime-int8").qdq
+    has_htp = find_spec("onnxruntime_qnn") is not None
+    result = onnxfq.check(other, "qnn", build=BuildOptions() if has_htp else False)
+    assert [one.node for one in result.findings if one.rule == "body"] == ["p"]
+    assert [one.verdict for one in result.engine if one.node == "p"] == ["float"] * has_htp
+
+
 SQUARES = {
     "x x": "y = MatMul (x, x)",
     "x x^T": "t = Transpose <perm = [0,2,1]> (x) y = MatMul (x, t)",

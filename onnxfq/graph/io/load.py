@@ -25,6 +25,7 @@ from onnxfq.graph.io.check_sizes import check_operands, check_products, check_si
 from onnxfq.graph.io.data_paths import resolve
 from onnxfq.graph.model import Model, list_graphs, list_nodes
 from onnxfq.graph.normalize import steps as normalize
+from onnxfq.graph.normalize.decided_branches import take_branches
 from onnxfq.graph.normalize.decompose_attention import write_out_attention
 from onnxfq.graph.normalize.einsum_labels import lower_labels
 from onnxfq.graph.normalize.fold_weights import fold_computed_weights
@@ -52,6 +53,7 @@ _FORMS = (
     normalize.drop_initializer_inputs,
     normalize.name_tensors,
     normalize.sparse_to_dense,
+    take_branches,
     normalize.constants_to_initializers,
     read_loop_constants,
 )

@@ -135,7 +135,7 @@ def name_tensors(proto: onnx.ModelProto) -> str:
         own = list(dict.fromkeys(_list_defined_names(graph)))
         changes = {name: known.claim(name) for name in own if name in taken}
         if changes:
-            _rename(graph, changes)
+            rename_defined(graph, changes)
         taken.update(own)
         renamed += len(changes)
     return f"{renamed} tensor(s) in bodies had names of others and got new ones" if renamed else ""
@@ -313,7 +313,7 @@ def _list_defined_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (name for node in graph.node for name in node.output if name)
 
 
-def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
+def rename_defined(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
     """Rename tensors of `graph` in it and in the bodies below it."""
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = changes.get(value.name, value.name)

@@ -9,12 +9,13 @@ from onnx import TensorProto
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.model import list_nodes
+from onnxfq.graph.normalize.node_sites import CLIPPING, NodeSite
 from onnxfq.graph.ops import BLOCK_PRODUCTS, INTEGER_PRODUCTS, QDQ_OPS
 from onnxfq.runtime.optimized_graph import VERSION, optimize_graph
 from onnxfq.targets.findings import EngineNode, Verdict, about_model
+from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
-from onnxfq.targets.reading.node_sites import CLIPPING, NodeSite
 from onnxfq.targets.reading.operands import ExpectedPrecision
 from onnxfq.targets.reading.proof import Built, describe_node
 from onnxfq.targets.reading.quantizer_reader import quantizer, type_name
@@ -34,13 +35,14 @@ _MOVED = "moved integers"
 
 
 def build_model(reading: CheckContext, options: BuildOptions) -> Built:
-    """Open the model in a plain session and return the precision of each promised node.
+    """Open the model as it is in a plain session and return the precision of each promised node.
 
     Raises DataError for shapes that do not fit.
     """
     builder = f"ONNX Runtime {VERSION}"
+    profiles(reading.proto, options.shapes)  # checks them; the session of users has the sizes of the file
     try:
-        optimized = optimize_graph(mark_promises(reading, options.shapes))
+        optimized = optimize_graph(mark_promises(reading, {}))
     except ModelError as error:
         message = f"{error}; run it at ORT_ENABLE_BASIC, or quantize with recipe onnxruntime-int8"
         return Built(builder, (about_model("session", message),))

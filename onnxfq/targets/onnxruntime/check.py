@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.graph.body_reads import find_moved_reads
+from onnxfq.graph.normalize.decided_branches import with_branches
+from onnxfq.graph.normalize.node_sites import NodeSite, has_pair_behind
 from onnxfq.graph.ops import find_summed_axis
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.build import build_model
@@ -18,7 +20,6 @@ from onnxfq.targets.onnxruntime.limits import ACTIVATION, WEIGHT, copies
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.limits import check_limits
-from onnxfq.targets.reading.node_sites import NodeSite, has_pair_behind
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.runtime_forms import check_forms
@@ -78,7 +79,7 @@ def count_saturating(promised: ExpectedPrecision, weights: NDArray[Any]) -> tupl
 
 def moved_reads(reading: CheckContext) -> Iterator[Finding]:
     """Report moved data behind a pair that a body reads: ONNX Runtime ends the process at such a file."""
-    for found in find_moved_reads(reading.proto):
+    for found in find_moved_reads(with_branches(reading.proto)):
         site = reading.index.maker(found.move.output[0])
         if site is not None:
             message = (

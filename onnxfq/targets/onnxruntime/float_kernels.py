@@ -12,10 +12,10 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.model import bodies
 from onnxfq.graph.names import Use
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.placement.left_out import leave_out_fixed
 from onnxfq.placement.node_units import find_written
 from onnxfq.placement.target_policy import NodeDecision
 from onnxfq.targets.onnxruntime.limits import copies
@@ -29,18 +29,21 @@ def note_float_kernels(
 ) -> list[NodeDecision]:
     """Return `decisions` with the reason in the placements of products that run in float."""
     by_name = {node.name: node for node in nodes}
-    bodies = [body for node in nodes for body in node.attrs.values() if isinstance(body, gs.Graph)]
-    inside = {inner.name: number for number, body in enumerate(bodies) for inner in body.nodes}
-    leaving = {id(tensor) for body in bodies for tensor in body.outputs}
+    placed = {placement.tensor for decision in decisions for placement in decision.placements}
+    leaving = {
+        id(tensor)
+        for node in nodes
+        for body in bodies(node)
+        for place, tensor in enumerate(body.outputs)
+        if node.op != "If" or node.outputs[place].name not in placed  # `pair_bodies` gives others a pair
+    }
 
     def explain(node: gs.Node) -> str:
-        if node.op == "Conv":
-            result = find_written(node.outputs[0], (), _CLIPPING)
-            if id(result) in leaving or len({inside.get(reader.name) for reader in result.outputs}) > 1:
-                return "ONNX Runtime runs it in float, for its result leaves the body that computes it"
+        if node.op == "Conv" and id(find_written(node.outputs[0], (), _CLIPPING)) in leaving:
+            return "ONNX Runtime runs it in float, for its result leaves the body that computes it"
         return ""
 
-    kept = [d for d in leave_out_fixed(decisions, nodes) if d.op_type != "Resize" or copies(by_name[d.node])]
+    kept = [d for d in decisions if d.op_type != "Resize" or copies(by_name[d.node])]
     right = {p.tensor for d in kept for p in d.placements if not _is_left(p, d)}
     turned = [_with_unsigned_left(d, right) for d in kept]
     return [d.with_note(why) if (why := explain(by_name[d.node])) else d for d in turned]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import onnx
+
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
@@ -20,6 +22,7 @@ from onnxfq.passes.widen_halves import widen_halves
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.type_inference import with_session_shapes
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
+from onnxfq.targets.onnxruntime.body_pairs import pair_bodies
 from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.float_kernels import note_float_kernels
 from onnxfq.targets.onnxruntime.float_products import keep_floats
@@ -90,6 +93,10 @@ def _prepare(model: Model) -> Model:
     return join_biases(with_session_shapes(model))
 
 
+def _finish(proto: onnx.ModelProto) -> onnx.ModelProto:
+    return keep_floats(pair_bodies(proto))
+
+
 ONNXRUNTIME = Target(
     "onnxruntime",
     TargetPolicy(
@@ -108,6 +115,11 @@ ONNXRUNTIME = Target(
     ),
     recipes=RECIPES,
     check=check_model,
-    form=QdqForm(edit=set_products_apart, finish=keep_floats, zero_points=True, sets_apart=True),
+    form=QdqForm(
+        edit=set_products_apart,
+        finish=_finish,
+        zero_points=True,
+        sets_apart=True,
+    ),
     prepare=_prepare,
 )

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 
+import onnx
+
 from onnxfq.errors import RuntimeLibraryError
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import list_graphs
+from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.targets.findings import Verdict, about_model
 from onnxfq.targets.openvino.runtime import DEVICE, list_layers, name_release
@@ -49,7 +56,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     builder = name_release()
     proto = mark_promises(reading, options.shapes)
     try:
-        given = list_layers(proto)
+        given = [*list_layers(proto), *_list_inner_layers(proto)]
     except RuntimeLibraryError as error:
         return Built(builder, (about_model("build", str(error)),))
     layers = [
@@ -65,6 +72,27 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
             for number, promised in enumerate(reading.promises)
         ),
     )
+
+
+def _list_inner_layers(proto: onnx.ModelProto) -> Iterator[tuple[str, list[str], list[str], list[str]]]:
+    """Yield the layers of each body, compiled as a model: OpenVINO shows no layer of a body.
+
+    A body without layers has an input of unknown type, or does not compile alone.
+    """
+    shaped = with_shapes(proto)
+    index = GraphIndex.of_model(shaped)
+    for graph in list_graphs(shaped.graph)[1:]:
+        own = GraphIndex(*list_graphs(graph))
+        taken = sorted(own.used - own.makers.keys() - own.values.keys() - own.constants.keys())
+        if all(name in index.values or name in index.constants for name in taken):
+            body = deepcopy(graph)
+            body.initializer.extend(index.constants[name] for name in taken if name in index.constants)
+            body.input.extend(index.values[name] for name in taken if name not in index.constants)
+            model = onnx.helper.make_model(
+                body, opset_imports=proto.opset_import, ir_version=proto.ir_version
+            )
+            with suppress(RuntimeLibraryError):
+                yield from list_layers(model)
 
 
 def _find_layer(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
+from onnxfq.graph.normalize.node_sites import NodeSite, SiteIndex
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.openvino.build import build_model
@@ -23,7 +24,6 @@ from onnxfq.targets.openvino.policy import ALONE, FLOAT, LIMITS, STACKS, ZERO_PO
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
-from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.runtime_forms import check_forms

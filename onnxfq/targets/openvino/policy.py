@@ -17,7 +17,6 @@ from onnxfq.graph.follow import readers_behind
 from onnxfq.graph.ops import STANDARD_DOMAINS, is_weighted
 from onnxfq.graph.queries import is_never_negative, producer_op
 from onnxfq.numerics.qtypes import QType, qtype_by_name
-from onnxfq.placement.left_out import leave_out_fixed
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.targets.openvino.operators import (
@@ -130,7 +129,7 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     A convolution with a zero point in front and scales of channels behind has a slow kernel only (`jit`
     instead of `brgconv` in release 2026.4.1).
     """
-    decisions = choose_operators(leave_out_fixed(decisions, nodes), nodes)
+    decisions = choose_operators(decisions, nodes)
     products = {node.name: node for node in nodes if is_weighted(node)}
     right = {node.inputs[1].name for node in products.values() if node.op == "MatMul"}
     positive = {t.name for node in nodes for t in node.outputs if is_never_negative(t)} - right

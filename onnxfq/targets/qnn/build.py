@@ -23,7 +23,7 @@ from onnxfq.runtime.optimized_graph import assign_nodes, open_with_provider, reg
 from onnxfq.runtime.ort import new_options
 from onnxfq.runtime.plain_session import as_function
 from onnxfq.targets.findings import Verdict, about_model
-from onnxfq.targets.profiles import Range, fix_sizes, profiles
+from onnxfq.targets.profiles import fix_sizes, profiles
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.proof import Built, describe_node
@@ -56,8 +56,7 @@ def name_release() -> str:
 def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
     """Return a function from a feed to the outputs of `model`, with the HTP's emulation and the CPU.
 
-    The HTP takes fixed sizes alone. A model with open sizes, and without bodies, has a session for each
-    shape of its feeds.
+    The HTP takes fixed sizes alone. A model with open sizes has a session for each shape of its feeds.
 
     Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, ModelError if the session
     refuses the model; the function raises DataError if a run fails.
@@ -66,13 +65,10 @@ def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
     given = with_weights(onnx.load(model) if isinstance(model, Path) else model)
 
     def open_fixed(shapes: Mapping[str, Sequence[int]]) -> Callable[[Feed], Values]:
-        proto = given
-        if shapes:
-            proto = deepcopy(given)
-            fix_sizes(proto, shapes)
-        return as_function(open_with_provider(proto, PROVIDER, settings, new_options(threads)))
+        fixed = _with_sizes(given, shapes)
+        return as_function(open_with_provider(fixed, PROVIDER, settings, new_options(threads)))
 
-    if not _least_sizes(given, {}):
+    if not profiles(given, {}):
         return open_fixed({})
     opened = lru_cache(_KEPT)(lambda shapes: open_fixed(dict(shapes)))
 
@@ -93,16 +89,14 @@ def register() -> dict[str, str]:
     return {"backend_path": library.get_qnn_htp_path(), "htp_arch": ARCHITECTURE}
 
 
-def _least_sizes(
-    proto: onnx.ModelProto, given: Mapping[str, Sequence[int | Range]]
-) -> dict[str, Sequence[int | Range]]:
-    """Return the smallest shape of each input of open sizes; none for a model with bodies.
+def _with_sizes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+    """Return a copy of `proto` with these sizes of inputs; the model itself without any or with bodies left.
 
-    ONNX Runtime 1.31.1 and 1.32.0 end the process if fixed sizes decide an If between pairs.
+    ONNX Runtime 1.31.1 and 1.32.0 end the process if they decide an If between pairs by fixed sizes.
     """
-    if any(map(bodies, proto.graph.node)):
-        return {}
-    return {name: least for name, (least, _, _) in profiles(proto, given).items()}
+    fixed = deepcopy(proto)
+    fix_sizes(fixed, shapes)
+    return fixed if shapes and not any(map(bodies, fixed.graph.node)) else proto
 
 
 def build_model(reading: CheckContext, options: BuildOptions) -> Built:
@@ -114,8 +108,9 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     settings, builder = register(), name_release()
     try:
         # A device has fixed sizes; smallest ones stand for those that are not given.
-        shapes = _least_sizes(reading.proto, options.shapes) | dict(options.shapes)
-        taken = assign_nodes(mark_promises(reading, shapes), PROVIDER, settings)
+        found = profiles(reading.proto, options.shapes).items()
+        shapes = {name: usual if name in options.shapes else least for name, (least, usual, _) in found}
+        taken = assign_nodes(_with_sizes(mark_promises(reading, {}), shapes), PROVIDER, settings)
     except ModelError as error:
         return Built(builder, (about_model("build", str(error)),))
     providers = {number: provider for name, provider in taken.items() for number in find_marks([name])}

@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.model import list_nodes
+from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.graph.ops import (
     FAKE_QUANTIZE_OPS,
     QDQ_OPS,
@@ -27,11 +28,10 @@ from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.qnn.build import build_model
 from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
-from onnxfq.targets.qnn.policy import GROUP_AXES, GROUPS, LIMITS
+from onnxfq.targets.qnn.policy import GROUP_AXES, GROUPS, IN_BODY, LIMITS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
-from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.quantizer_reader import Quantizer, quantizer
@@ -72,6 +72,16 @@ def _has_fixed_sizes(reading: CheckContext) -> bool:
 def _pair(site: NodeSite, slot: int) -> Quantizer | None:
     maker = site.index.maker(site.input(slot))
     return None if maker is None else quantizer(maker)
+
+
+def body_nodes(reading: CheckContext) -> Iterator[Finding]:
+    """Report operators between pairs in a body of If, Loop or Scan: ONNX Runtime asks QNN of none."""
+    for promised in reading.promises:
+        if promised.site.graph:
+            message = (
+                f"{IN_BODY}, and the CPU runs it; leave it in float, or export the model without the body"
+            )
+            yield make_finding("body", "float", promised.site, message)
 
 
 def gains(reading: CheckContext) -> Iterator[Finding]:
@@ -230,6 +240,7 @@ RULES: tuple[Rule, ...] = (
     refuse_simulated("QNN"),
     open_sizes,
     operators,
+    body_nodes,
     node_units,
     gains,
     zero_points,

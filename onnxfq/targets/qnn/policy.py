@@ -14,11 +14,11 @@ import onnx_graphsurgeon as gs
 from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.model import bodies
 from onnxfq.graph.ops import is_weighted
-from onnxfq.graph.queries import producer_op
+from onnxfq.graph.queries import nodes_by_graph, producer_op
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.placement.left_out import leave_out_fixed
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.targets.qnn.bias_sums import join_bias_sums
 from onnxfq.targets.qnn.operators import ABSORBED, AXES, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
@@ -26,6 +26,9 @@ from onnxfq.targets.reading.limits import Product, TargetLimit, explain, refuse
 
 # The HTP computes these in 16 bits on one grid only: scale 1/65536 from 0, and 1/32768 around the middle.
 _GRIDS = {"Sigmoid": (0.0, 65535 / 65536), "Tanh": (-1.0, 32767 / 32768)}
+
+
+IN_BODY = "ONNX Runtime gives QNN no node of a body of If, Loop or Scan"
 
 
 def _is_weight(product: Product) -> bool:
@@ -96,7 +99,10 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
 
     A weight that another operator reads too, such as a tied table of words, is in float there.
     """
-    decisions = leave_out_fixed(decisions, nodes)
+    inside = {inner.name for node in nodes for body in bodies(node) for inner in nodes_by_graph(body)}
+    decisions = [
+        d.leave_out("target", IN_BODY) if d.node in inside and d.placements else d for d in decisions
+    ]
     by_name = {node.name: node for node in nodes}
     producers = {tensor.name: producer_op(tensor) for node in nodes for tensor in node.outputs}
     written = {p.tensor for d in decisions if d.op_type not in ABSORBED for p in d.placements}

@@ -10,8 +10,8 @@ import onnx
 
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.names import pick_name
+from onnxfq.graph.normalize.node_sites import NodeSite, SiteIndex, infer_types
 from onnxfq.targets.findings import Finding, Severity
-from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex, infer_types
 from onnxfq.targets.reading.operands import (
     JOINING,
     ExpectedPrecision,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from onnx import TensorProto
 
 from onnxfq.documents.proof import Expected
+from onnxfq.graph.normalize.node_sites import NodeSite, SiteIndex
 from onnxfq.graph.ops import BLOCK_PRODUCTS, DATA_MOVEMENT, INTEGER_PRODUCTS, SCALES, WEIGHTED_INPUTS
 from onnxfq.graph.queries import pads_by_zero
 from onnxfq.placement.residual_adds import RESIDUAL
-from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 
 COMMUTING = DATA_MOVEMENT | set(

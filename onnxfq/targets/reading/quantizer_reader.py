@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.graph.index import Shape
+from onnxfq.graph.normalize.node_sites import NodeSite, SiteIndex
 from onnxfq.graph.ops import MOVES
-from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
 
 QUANTIZE_OPS = {
     "QuantizeLinear": 0,

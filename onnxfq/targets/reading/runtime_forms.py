@@ -20,11 +20,11 @@ from onnx.helper import get_attribute_value
 
 from onnxfq.documents.override import Override
 from onnxfq.graph.follow import Node, Tensor
+from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
 from onnxfq.graph.queries import is_never_negative
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.quantizer_reader import quantizer
 
 TABLE_FILE = Path(__file__).with_suffix(".json")

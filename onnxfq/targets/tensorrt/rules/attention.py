@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from onnx import TensorProto
 
 from onnxfq.graph.follow import Node, passes_through, readers_behind
+from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.graph.patterns.attention import (
     PRODUCTS,
     Attention,
@@ -21,7 +22,6 @@ from onnxfq.graph.patterns.attention import (
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import QuantizedOperand, operand
 from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND

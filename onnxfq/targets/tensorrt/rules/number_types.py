@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from onnx import TensorProto
 
+from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.graph.ops import CONVOLUTIONS, QDQ_OPS, QUANTIZED_OPS, SIZES, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.limits import check_limits
-from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, find_source, quantizer, type_name
 from onnxfq.targets.tensorrt.limits import MIXED_TYPES, TENSOR_TYPES
 

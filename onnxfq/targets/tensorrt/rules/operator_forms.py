@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
+from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.quantizer_reader import type_name
 from onnxfq.targets.tensorrt.limits import TENSOR_TYPES
 from onnxfq.targets.tensorrt.rules.classic import ON_CLASSIC

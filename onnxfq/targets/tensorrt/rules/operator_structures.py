@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from onnxfq.graph.model import bodies
-from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS
 
 MOST_AXES = 8

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
+from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.quantizer_reader import is_quantized
 from onnxfq.targets.reading.runtime_forms import RuntimeForm, forms_by_operator
 from onnxfq.targets.tensorrt.rules.operator_forms import find_refused

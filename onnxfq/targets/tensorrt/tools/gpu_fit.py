@@ -9,9 +9,9 @@ from onnx import TensorProto
 
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError
+from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import make_finding, read
-from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.target import Hardware
 from onnxfq.targets.tensorrt.gpus import NamedGpu, describe_gpus, find_cell, read_gpu, runs_on_all
 from onnxfq.targets.tensorrt.recipes import RECIPES

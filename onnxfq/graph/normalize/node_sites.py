@@ -21,7 +21,7 @@ from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import evaluate_node, name_tensors
-from onnxfq.graph.ops import QDQ_OPS, RANDOM_OPS, RESHAPES, SCALES, SIZES
+from onnxfq.graph.ops import MOVES, QDQ_OPS, RANDOM_OPS, REPEATS, RESHAPES, SCALES, SIZES, SPLITS
 
 # Operators allowed between an initializer and a scale, as exporters write them.
 CLIPPING = frozenset({"Clip", "Relu"})
@@ -34,6 +34,8 @@ _Versions = tuple[NDArray[Any], NDArray[Any]]
 _OPEN_SIZES = (1, 7919)
 _MOST_NUMBERS = 64
 """Most numbers of a tensor that other operators than `_ARITHMETIC` compute, from constants or sizes."""
+_OF_OPEN_SIZES = MOVES | SPLITS | REPEATS | {"Add", "Cast", "Concat", "Mul", "Sub"}
+"""Operators of open sizes that are evaluated: a comparison has one result for two sizes, not for all."""
 _NOT_EVALUATED = SIZES | RANDOM_OPS | QDQ_OPS
 
 
@@ -205,8 +207,11 @@ class SiteIndex(GraphIndex):
         known = {name: versions for name in inputs if (versions := self._values[name]) is not None}
         if len(known) < len(inputs):
             return None
+        is_open = not all(np.array_equal(one, other) for one, other in known.values())
+        if is_open and maker.op_type not in _OF_OPEN_SIZES:
+            return None
         place, made = list(maker.output).index(tensor), []
-        for at in range(1 if all(one is other for one, other in known.values()) else 2):
+        for at in range(1 + is_open):
             given = {name: versions[at] for name, versions in known.items()}
             try:
                 with np.errstate(all="ignore"):  # a number that stands for an open size may be too large

@@ -1,0 +1,83 @@
+"""Pairs on both sides of a body: ONNX Runtime fuses an operator with the pairs of its own graph alone.
+
+A pair stands with the reader of a tensor. The maker of the tensor in another graph gets a second pair of the
+same numbers. It changes no value, because the first pair would put them on the same grid.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import bodies, list_graphs, list_nodes
+from onnxfq.graph.names import pick_name
+from onnxfq.graph.walk import rename_tensors
+
+
+def pair_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Pair, in place, what only pairs of other graphs read, and what branches of an If return to pairs."""
+    graphs = list_graphs(proto.graph)
+    for graph in graphs if len(graphs) > 1 else ():  # outer ones first: a branch may end in another If
+        for node in list(graph.node):
+            for place, name in enumerate(node.output):
+                whole = GraphIndex.of_model(proto)
+                reader = _find_reader(name, whole) if node.op_type != "DequantizeLinear" else None
+                if reader is None:
+                    continue
+                if node.op_type == "If":
+                    for branch in bodies(node):
+                        _pair_end(branch, place, reader, whole)
+                elif any(one not in graph.node for one in whole.readers[name]):
+                    _share_pair(graph, node, whole.readers[name], whole)
+    return proto
+
+
+def _share_pair(
+    graph: onnx.GraphProto, node: onnx.NodeProto, readers: list[onnx.NodeProto], whole: GraphIndex
+) -> None:
+    """Let the pairs of other graphs read the pair of this one, so that one pair alone reads the result."""
+    own = next((one for one in readers if one in graph.node), None)
+    if own is None:
+        name = readers[0].input[0]
+        values = _insert_pair(graph, list(graph.node).index(node) + 1, name, name, readers[0], whole)
+    else:
+        values = whole.readers[own.output[0]][0].output[0]
+    for one in readers:
+        if one is not own:
+            one.input[0] = values
+
+
+def _find_reader(name: str, whole: GraphIndex) -> onnx.NodeProto | None:
+    """Return one of the pairs that alone read a tensor, all with the same numbers; None for others."""
+    readers = whole.readers.get(name, [])
+    same = len({(one.op_type, *one.input[1:], str(one.attribute)) for one in readers}) == 1
+    paired = same and readers[0].op_type == "QuantizeLinear" and name not in whole.outputs
+    return readers[0] if paired else None
+
+
+def _pair_end(branch: onnx.GraphProto, place: int, reader: onnx.NodeProto, whole: GraphIndex) -> None:
+    """Let a branch return the numbers that `reader` rounds to, if the branch computes them in float."""
+    name = branch.output[place].name
+    maker = GraphIndex(branch).makers.get(name)
+    if maker is not None and maker.op_type != "DequantizeLinear":
+        real = pick_name(f"{name}/float", whole.names)
+        whole.names.update((real,))
+        rename_tensors(list_nodes(branch), {name: real})
+        _insert_pair(branch, len(branch.node), real, name, reader, whole)
+        last = branch.node[-1]
+        last.output[0] = name
+
+
+def _insert_pair(
+    graph: onnx.GraphProto, at: int, given: str, name: str, like: onnx.NodeProto, whole: GraphIndex
+) -> str:
+    """Insert a pair of `given` with the numbers of `like`, named for `name`; return what it gives."""
+    integers, values = (pick_name(f"{name}/{end}", whole.names) for end in ("q", "dq"))
+    whole.names.update((integers, values))
+    quantize = onnx.helper.make_node("QuantizeLinear", [given, *like.input[1:]], [integers], integers)
+    read = onnx.helper.make_node("DequantizeLinear", [integers, *like.input[1:]], [values], values)
+    quantize.attribute.extend(like.attribute)
+    read.attribute.extend(one for one in like.attribute if one.name == "axis")
+    graph.node.insert(at, quantize)
+    graph.node.insert(at + 1, read)
+    return values
