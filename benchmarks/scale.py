@@ -1,9 +1,9 @@
 """Growth of `quantize` with the nodes of a model: calls of functions, sessions, processor time.
 
-    python benchmarks/scale.py [--nodes 1000 2000 4000] [--shapes chain readers] [--out PAGE.md]
+    python benchmarks/scale.py [--nodes 1000 2000 4000] [--shapes chain readers branches] [--out PAGE.md]
 
-A chain of products, and one tensor with as many readers. Calls are counted in the main thread, without a
-clock: a stage that goes through all nodes for each node shows as a growth of two.
+A chain of products, one tensor with as many readers, and a chain with an If. Calls are counted in the main
+thread, without a clock: a stage that goes through all nodes for each node shows as a growth of two.
 """
 
 from __future__ import annotations
@@ -38,11 +38,20 @@ class Growth(NamedTuple):
 
 def build_chain(nodes: int) -> onnx.ModelProto:
     """Return a chain of products, each with an activation."""
-    made, read = [], "x"
-    for number in range(nodes // 2):
-        made.append(helper.make_node("MatMul", [read, f"w{number}"], [f"m{number}"], f"m{number}"))
-        made.append(helper.make_node("Relu", [f"m{number}"], [f"r{number}"], f"r{number}"))
-        read = f"r{number}"
+    return _join(_chain_nodes(nodes), nodes // 2)
+
+
+def build_branches(nodes: int) -> onnx.ModelProto:
+    """Return such a chain with an If behind it that the data decides."""
+    made = _chain_nodes(nodes)
+    ends = [helper.make_tensor_value_info(op, TensorProto.FLOAT, None) for op in ("Relu", "Neg")]
+    bodies = [
+        helper.make_graph([helper.make_node(end.name, [made[-1].output[0]], [end.name])], end.name, [], [end])
+        for end in ends
+    ]
+    made.append(helper.make_node("ReduceMax", ["x"], ["most"], "most", keepdims=0))
+    made.append(helper.make_node("Cast", ["most"], ["is_some"], "is_some", to=TensorProto.BOOL))
+    made.append(helper.make_node("If", ["is_some"], ["y"], "y", then_branch=bodies[0], else_branch=bodies[1]))
     return _join(made, nodes // 2)
 
 
@@ -57,7 +66,20 @@ def build_readers(nodes: int) -> onnx.ModelProto:
     return _join(made, count)
 
 
-SHAPES: Mapping[str, Callable[[int], onnx.ModelProto]] = {"chain": build_chain, "readers": build_readers}
+SHAPES: Mapping[str, Callable[[int], onnx.ModelProto]] = {
+    "chain": build_chain,
+    "readers": build_readers,
+    "branches": build_branches,
+}
+
+
+def _chain_nodes(nodes: int) -> list[onnx.NodeProto]:
+    made, read = [], "x"
+    for number in range(nodes // 2):
+        made.append(helper.make_node("MatMul", [read, f"w{number}"], [f"m{number}"], f"m{number}"))
+        made.append(helper.make_node("Relu", [f"m{number}"], [f"r{number}"], f"r{number}"))
+        read = f"r{number}"
+    return made
 
 
 def _join(nodes: list[onnx.NodeProto], weights: int) -> onnx.ModelProto:

@@ -66,7 +66,7 @@ def test_what_lies_behind_a_choice_is_measured(
     assert 30 < printed < true + 2 and true > float(row["nearest: true"]) - 1 and row["same"].endswith("%")
 
 
-@pytest.mark.parametrize("shape", ["chain", "readers"])
+@pytest.mark.parametrize("shape", ["chain", "readers", "branches"])
 def test_growth_is_linear(shape: str, script: Callable[[str], Any]) -> None:
     """Twice the nodes take twice the calls of functions, and no session more, however tensors are read."""
     scale = script("scale")

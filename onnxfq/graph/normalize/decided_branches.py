@@ -7,7 +7,6 @@ pair to another body. The HTP takes no node of a body.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from typing import Any
 
 import onnx
@@ -42,10 +41,10 @@ def take_branches(proto: onnx.ModelProto) -> str:
 
 
 def with_branches(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto`, or a copy of it without an If that is decided."""
-    if not any(map(_is_if, list_nodes(proto.graph))):
+    """Return `proto`, or if pairs may stand beside an If a copy without large weights and decided ones."""
+    if not {"If", "QuantizeLinear"} <= {node.op_type for node in list_nodes(proto.graph)}:
         return proto
-    copy = deepcopy(proto)
+    copy = strip_weights(proto)
     name_tensors(copy)
     take_branches(copy)
     return copy
@@ -79,7 +78,7 @@ def _find_value(index: SiteIndex, name: str) -> NDArray[Any] | None:
 def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `proto` that takes its large weights, and says no inner shapes, which may be wrong."""
     bare = strip_weights(proto)
-    small = [tensor.name for tensor in bare.graph.initializer if is_small(tensor)]
+    small = {tensor.name for tensor in bare.graph.initializer if is_small(tensor)}
     bare.graph.input.extend(
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in bare.graph.initializer
@@ -99,10 +98,10 @@ def _index_sizes(bare: onnx.ModelProto) -> SiteIndex:
         index, changed = SiteIndex(with_shapes(bare)), False
         for graph in list_graphs(bare.graph):
             found: dict[str, onnx.NodeProto] = {}
-            for node in graph.node:
-                computed = set(node.input) & index.makers.keys() - index.stored.keys() - found.keys()
-                for name in computed if node.op_type in _SIZED else ():
-                    value = _find_value(index, name) if index.dtype(name) == TensorProto.INT64 else None
+            for name in (name for node in graph.node if node.op_type in _SIZED for name in node.input):
+                is_computed = name in index.makers and name not in index.stored and name not in found
+                if is_computed and index.dtype(name) == TensorProto.INT64:
+                    value = _find_value(index, name)
                     if value is not None:
                         tensor = numpy_helper.from_array(value, index.names.claim(name))
                         found[name] = onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)

@@ -17,18 +17,24 @@ from onnxfq.graph.walk import rename_tensors
 def pair_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Pair, in place, what only pairs of other graphs read, and what branches of an If return to pairs."""
     graphs = list_graphs(proto.graph)
-    for graph in graphs if len(graphs) > 1 else ():  # outer ones first: a branch may end in another If
+    if len(graphs) == 1:
+        return proto
+    whole = GraphIndex.of_model(proto)
+    for graph in graphs:  # outer ones first: a branch may end in another If
+        made = {name for node in graph.node for name in node.output}
         for node in list(graph.node):
-            for place, name in enumerate(node.output):
-                whole = GraphIndex.of_model(proto)
-                reader = _find_reader(name, whole) if node.op_type != "DequantizeLinear" else None
+            for place, name in enumerate(node.output if node.op_type != "DequantizeLinear" else ()):
+                reader = _find_reader(name, whole)
                 if reader is None:
                     continue
                 if node.op_type == "If":
                     for branch in bodies(node):
                         _pair_end(branch, place, reader, whole)
-                elif any(one not in graph.node for one in whole.readers[name]):
+                elif any(one.output[0] not in made for one in whole.readers[name]):
                     _share_pair(graph, node, whole.readers[name], whole)
+                else:
+                    continue
+                whole = GraphIndex.of_model(proto)
     return proto
 
 
