@@ -19,7 +19,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-from durations import DEAR, RECORD, duration_of, is_sampled, read_durations
+from durations import DEAR, RECORD, duration_of, is_sampled, read_durations, spent_seconds
 from integer_kernels import SATURATES, sums_saturate
 from skips import remedy_of
 
@@ -101,11 +101,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Note the processor time of each part of a test, with its children."""
+    """Note the processor time of each part of a test, with its children, if it is recorded."""
     global _before
     report = yield
-    now = sum(os.times()[:4])
-    report.processor, _before = now - _before if _before else 0.0, now
+    if item.config.getoption("--record-durations"):
+        now = spent_seconds()
+        report.processor, _before = now - _before if _before else 0.0, now
     return report
 
 

@@ -33,6 +33,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
+@pytest.mark.sample
 def test_pages_are_those_of_the_rows(found: Any) -> None:
     """The page and the blocks are what the rows give; a row has a figure in its interval or an error."""
     page = found("comparison_page")
@@ -103,6 +104,7 @@ def tiny_samples(module: ModuleType) -> Any:
     return module.Samples(feeds[:16], feeds[16:], classes)
 
 
+@pytest.mark.sample
 def test_a_run_goes_on_where_it_ended(
     found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,13 +6,16 @@ import ast
 import functools
 import io
 import re
+import subprocess
+import sys
 import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
-from durations import DEAR, is_sampled, read_durations
+from durations import DEAR, is_sampled, read_durations, spent_seconds
 from skips import CASES, REMEDIES
 
 import onnxfq
@@ -181,7 +184,7 @@ ROOM_LINES: dict[str, int] = {
     "report": 1245,  # the metric of the task among the tiles; no room fell
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1910,  # what constants alone compute, by one rule for all targets; targets fell
-    "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
+    "support": 1332,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6420,  # sites of nodes lie in graph; layers and pairs of bodies
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
     "torch": 5998,  # tensors that an export alone moves, outputs by name; numerics fell
@@ -272,6 +275,17 @@ def test_the_verdict_is_quick() -> None:
     dear = {file for file, seconds in durations.items() if seconds >= DEAR}
     sampled = {file for file in dear if is_sampled(ROOT / "tests" / file)}
     assert len(sampled) > 10
+
+
+def test_processor_time_has_children_that_live() -> None:
+    """A server of commands ends behind the last test, and its time is of the tests that asked it."""
+    before = spent_seconds()
+    work = "import time\nwhile time.process_time() < .5: pass\nprint(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", work], stdin=PIPE, stdout=PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        alive = spent_seconds() - before
+        child.communicate(b"\n")
+    assert 0.4 < alive <= spent_seconds() - before + 0.05  # the clock of processes has steps of .01 s
 
 
 @pytest.mark.parametrize("file", ["Makefile", ".ci/run", "scripts/gpu_check.sh", "tests/slow/run_all.py"])

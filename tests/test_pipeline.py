@@ -79,6 +79,7 @@ def test_nothing_is_written_without_an_output(workdir: Path) -> None:
     )
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", ["list", "generator", "file", "folder"])
 def test_kinds_of_data(workdir: Path, kind: str) -> None:
     """A list, a one-shot generator, an .npz and a folder of them give the same scales."""

@@ -16,9 +16,10 @@ room: ContextVar[float | None] = ContextVar("room", default=None)
 _MARGIN = 2
 """Characters by which some callers indent tables."""
 
-_WORDS = re.compile(r" *\(?-?[\d.]+ to -?[\d.]+[^ ]*| *[^ ]+")
-_NAMES = re.compile(r"[^./:_,]*[./:_,]+|[^./:_,]+")
-"""Parts of a cell between which a line may end: not within an interval."""
+_WORDS = re.compile(r" *[^ ]+")
+_INTERVALS = re.compile(r" *\(?[-\d.e+]+ to [-\d.e+]+[^ ]*| *[^ ]+")
+_NAMES = re.compile(r"[^./:_, ]*[./:_, ]+|[^./:_, ]+")
+"""Parts of a cell between which a line may end; within an interval only if nothing else suffices."""
 
 _KEYED = re.compile(r"(?:calibrated|not needed|float part) | *\S+(?: \S+)? {2,}| +")
 """Begin of a line before its sentence: a padded word, or an indent."""
@@ -39,17 +40,20 @@ def table_lines(rows: Sequence[Sequence[str]], names: Collection[int] = ()) -> l
             words does not suffice.
     """
     columns = range(len(rows[0]))
-    cells = [
-        [(_NAMES if i in names and row is not rows[0] else _WORDS).findall(row[i]) for i in columns]
-        for row in rows
-    ]
-    widths = [max(len(row[i]) for row in rows) for i in columns]
-    least = [max(len(part.strip()) for row in cells for part in row[i] or [""]) for i in columns]
-    over = sum(widths) + 2 * (len(widths) - 1) - _room() + _MARGIN
-    for some in ([i for i in columns if i not in names], names):
-        while over > 0 and any(widths[i] > least[i] for i in some):
-            widths[max((i for i in some if widths[i] > least[i]), key=lambda i: widths[i])] -= 1
-            over -= 1
+    most = [max(len(row[i]) for row in rows) for i in columns]
+    for words in (_INTERVALS, _WORDS):
+        cells = [
+            [(_NAMES if i in names and row is not rows[0] else words).findall(row[i]) for i in columns]
+            for row in rows
+        ]
+        widths, over = most.copy(), sum(most) + 2 * (len(most) - 1) - _room() + _MARGIN
+        least = [max(len(part.strip()) for row in cells for part in row[i] or [""]) for i in columns]
+        for some in ([i for i in columns if i not in names], names):
+            while over > 0 and any(widths[i] > least[i] for i in some):
+                widths[max((i for i in some if widths[i] > least[i]), key=lambda i: widths[i])] -= 1
+                over -= 1
+        if over <= 0:
+            break
     lines = []
     for row in cells:
         for parts in zip_longest(
@@ -72,7 +76,7 @@ def _wrap_line(line: str) -> list[str]:
     if len(line) <= width:
         return [line]
     head = _KEYED.match(line)
-    return _fill(_WORDS.findall(line), int(width), head.end() if head and head.end() < width / 2 else 2)
+    return _fill(_INTERVALS.findall(line), int(width), head.end() if head and head.end() < width / 2 else 2)
 
 
 def _fill(parts: Sequence[str], width: int, indent: int = 0) -> list[str]:

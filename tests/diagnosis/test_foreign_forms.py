@@ -192,7 +192,8 @@ def test_what_is_passed_over_is_said(form: str) -> None:
     """A pair in a body, or whose scale is several, computed or not positive, is listed and hides no cause."""
     pair = PAIR.format("r", "{}", "t, tz")
     behind = {
-        "If": "y = If (yes) <then_branch = t () => (float[N,6] i) {"
+        "If": "f = ReduceMax <keepdims = 0> (r) some = Cast <to = 9> (f) "
+        "y = If (some) <then_branch = t () => (float[N,6] i) {"
         f"{pair.format('r')} i = Identity (dr) }}, "
         "else_branch = e () => (float[N,6] j) { j = Identity (r) }>",
         "Loop": "y = Loop (two, yes, r) <body = b (int64 n, bool c, float[N,6] v) => (bool k, float[N,6] i) {"

@@ -114,6 +114,7 @@ def test_against_scales_along_the_axis() -> None:
     np.testing.assert_array_equal(ran(qdq), ran(other))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_far_less_noise(recipe: str) -> None:
     """At least 10 dB better than one scale, at the output, where channels differ by 2^14."""

@@ -16,6 +16,7 @@ from onnx import TensorProto, numpy_helper
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.sizes import is_small
 from onnxfq.graph.external.weightless import strip_weights
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.node_sites import SiteIndex
@@ -41,7 +42,7 @@ def take_branches(proto: onnx.ModelProto) -> str:
 
 
 def with_branches(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto`, or if pairs may stand beside an If a copy without large weights and decided ones."""
+    """Return `proto`; if it has pairs and an If, a copy that lacks large weights and each decided If."""
     if not {"If", "QuantizeLinear"} <= {node.op_type for node in list_nodes(proto.graph)}:
         return proto
     copy = strip_weights(proto)
@@ -78,7 +79,7 @@ def _find_value(index: SiteIndex, name: str) -> NDArray[Any] | None:
 def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `proto` that takes its large weights, and says no inner shapes, which may be wrong."""
     bare = strip_weights(proto)
-    small = {tensor.name for tensor in bare.graph.initializer if is_small(tensor)}
+    small = {name for name, tensor in GraphIndex(bare.graph).stored.items() if is_small(tensor)}
     bare.graph.input.extend(
         onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in bare.graph.initializer

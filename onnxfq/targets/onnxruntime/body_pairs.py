@@ -21,7 +21,7 @@ def pair_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     whole = GraphIndex.of_model(proto)
     for graph in graphs:  # outer ones first: a branch may end in another If
-        made = {name for node in graph.node for name in node.output}
+        made = GraphIndex(graph).makers.keys()
         for node in list(graph.node):
             for place, name in enumerate(node.output if node.op_type != "DequantizeLinear" else ()):
                 reader = _find_reader(name, whole)
