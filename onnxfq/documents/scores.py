@@ -206,7 +206,7 @@ class CandidateScore(Record):
     @property
     def task_figures(self) -> tuple[str, str]:
         """Accuracy and metric as text, empty for those that were not measured."""
-        ends = "" if self.metric_interval is None else " ({:.4g} to {:.4g})".format(*self.metric_interval)
+        ends = "" if self.metric_interval is None else " ({:.5g} to {:.5g})".format(*self.metric_interval)
         return (
             "" if self.accuracy is None else f"{self.accuracy:.4f}",
             "" if self.metric is None else f"{self.metric:.6g}{ends}",
