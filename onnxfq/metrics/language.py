@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -44,7 +43,12 @@ def perplexity(outputs: Iterator[Arrays], samples: Iterable[Arrays]) -> Mean:
         texts += zip(losses.sum(axis=1), counted.sum(axis=1), strict=True)
     if not any(count for _, count in texts):
         raise DataError("perplexity needs texts of at least two tokens; give longer texts")
-    return Mean.of(texts, math.exp)
+    return Mean.of(texts, _exp)
+
+
+def _exp(mean: float) -> float:
+    with np.errstate(over="ignore"):  # infinite, which callers refuse by name
+        return float(np.exp(mean))
 
 
 def _log_likelihood(logits: NDArray[Any], tokens: NDArray[Any]) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data.labels import read_truth
 from onnxfq.errors import DataError
-from onnxfq.metrics import METRICS, Mean, find_metric
+from onnxfq.metrics import METRICS, Mean, find_metric, perplexity, read_value
 from onnxfq.metrics.texts import count_edits
 
 SIZE = 64.0
@@ -302,3 +302,12 @@ def test_every_name_has_a_test_here() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{name}"' in text for name in METRICS if name != "perplexity")
     assert onnxfq.metrics.METRICS is METRICS
+
+
+def test_a_perplexity_beyond_floats_is_one_line() -> None:
+    """A model that is sure of wrong tokens has an infinite one, which is refused by name."""
+    logits = np.zeros((1, 4, 5), np.float32)
+    logits[..., 0] = 5e3
+    found = perplexity(iter([{"logits": logits}]), [{"input_ids": np.array([[1, 2, 3, 4]])}])
+    with pytest.raises(DataError, match="^perplexity returned .*; return a finite number$"):
+        read_value(found, "perplexity")
