@@ -525,12 +525,12 @@ class Judge:
             if new and samples not in self.wanted:
                 given = session.compared, session.judged, feeds, self.options.threads, self.options.device
                 self.wanted[samples] = keep_outputs(*given)
-            wanted = self.wanted[samples] if new else None
+            wanted = self.wanted.get(samples)
             # One at a time, so that memory holds the sessions of one; else each would run the float model.
-            for part in [[one] for one in new] if wanted else [new]:
+            for part in filter(None, [[one] for one in new] if wanted else [new]):
                 evaluation = session.score(
                     {str(at): one.simulate() for at, one in enumerate(part)},
-                    feeds if part else (),
+                    feeds,
                     self.options,
                     narrow_from=0 if self.options.exact or session.judged.states else narrow_from,
                     expected=iter(wanted) if wanted else None,

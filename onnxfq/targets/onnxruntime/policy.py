@@ -115,11 +115,6 @@ ONNXRUNTIME = Target(
     ),
     recipes=RECIPES,
     check=check_model,
-    form=QdqForm(
-        edit=set_products_apart,
-        finish=_finish,
-        zero_points=True,
-        sets_apart=True,
-    ),
+    form=QdqForm(edit=set_products_apart, finish=_finish, zero_points=True, sets_apart=True),
     prepare=_prepare,
 )

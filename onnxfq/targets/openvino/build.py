@@ -79,6 +79,8 @@ def _list_inner_layers(proto: onnx.ModelProto) -> Iterator[tuple[str, list[str],
 
     A body without layers has an input of unknown type, or does not compile alone.
     """
+    if len(list_graphs(proto.graph)) == 1:
+        return
     shaped = with_shapes(proto)
     index = GraphIndex.of_model(shaped)
     for graph in list_graphs(shaped.graph)[1:]:

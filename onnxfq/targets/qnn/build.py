@@ -94,9 +94,11 @@ def _with_sizes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> 
 
     ONNX Runtime 1.31.1 and 1.32.0 end the process if they decide an If between pairs by fixed sizes.
     """
+    if not shapes:
+        return proto
     fixed = deepcopy(proto)
     fix_sizes(fixed, shapes)
-    return fixed if shapes and not any(map(bodies, fixed.graph.node)) else proto
+    return proto if any(map(bodies, fixed.graph.node)) else fixed
 
 
 def build_model(reading: CheckContext, options: BuildOptions) -> Built:
