@@ -23,13 +23,13 @@ if(NOT ONNXFQ_CUDA_USED)
   return()
 endif()
 
-# Turing to Blackwell, and PTX of the last, which drivers translate for what follows.
+# Code for one GPU runs on each later one of its generation: 8.0 serves 8.6 and 8.9, and 10.0 serves 10.3. The PTX of
+# 10.0 is what drivers translate for Thor (11.0) and for what follows.
 if(NOT ONNXFQ_CUDA_ARCHITECTURES)
-  set(ONNXFQ_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90-real)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
-    list(APPEND ONNXFQ_CUDA_ARCHITECTURES 100-real 120)
+    set(ONNXFQ_CUDA_ARCHITECTURES 75-real 80-real 90-real 100 120-real)
   else()
-    list(APPEND ONNXFQ_CUDA_ARCHITECTURES 90-virtual)
+    set(ONNXFQ_CUDA_ARCHITECTURES 75-real 80-real 90)
   endif()
 endif()
 message(STATUS "onnxfq: CUDA ${CMAKE_CUDA_COMPILER_VERSION} kernels for ${ONNXFQ_CUDA_ARCHITECTURES}")
