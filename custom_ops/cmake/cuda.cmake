@@ -35,7 +35,6 @@ endif()
 message(STATUS "onnxfq: CUDA ${CMAKE_CUDA_COMPILER_VERSION} kernels for ${ONNXFQ_CUDA_ARCHITECTURES}")
 
 find_package(CUDAToolkit REQUIRED)
-find_package(Threads REQUIRED)
 # The bits of the CPU: no fused operations but those that are written, true divisions and roots, subnormal numbers.
 set(onnxfq_cuda_options
   -fmad=false -prec-div=true -prec-sqrt=true -ftz=false --expt-relaxed-constexpr
