@@ -61,6 +61,7 @@ WAYS = (
     Way("onnxfq", "default", "repair"),
     Way("onnxfq", "repair off", "repair", {"way": None}, False),
     Way("onnxfq", "repair thorough", "repair", {"way": "thorough"}, False),
+    Way("onnxfq", "onnxruntime-int8", "repair", {"recipe": "onnxruntime-int8"}, False),
     Way("onnxruntime", "default"),
     Way(
         "onnxruntime",

@@ -34,11 +34,20 @@ def quantize(
     return {"model": out}
 
 
-def repair(folder: Path, way: str | None = "auto", out: str = "onnxfq.onnx") -> dict[str, Any]:
-    """Write the Q/DQ model of the default recipe, with the remedies that `way` tries."""
-    accuracy = onnxfq.AccuracyTarget(repair=way)
+def repair(
+    folder: Path,
+    way: str | None = "auto",
+    recipe: str = "tensorrt-int8",
+    out: str = "onnxfq.onnx",
+) -> dict[str, Any]:
+    """Write the Q/DQ model of a recipe, with the remedies that `way` tries."""
     onnxfq.quantize(
-        folder / "model.onnx", read_feeds(folder), folder / out, accuracy=accuracy, options=ONE_THREAD
+        folder / "model.onnx",
+        read_feeds(folder),
+        folder / out,
+        recipe=recipe,
+        accuracy=onnxfq.AccuracyTarget(repair=way),
+        options=ONE_THREAD,
     )
     return {"model": out}
 
