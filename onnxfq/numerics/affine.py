@@ -68,7 +68,8 @@ def quantize(
     if qtype.is_float:
         codes: NDArray[Any] = round_to_float_grid(v, qtype, rounding).astype(qtype.dtype)
         return codes
-    steps = np.asarray(_round_steps(v, rounding))  # a new array, changed in place from here on
+    with np.errstate(all="ignore"):
+        steps = np.asarray(ROUNDINGS[rounding](v))  # a new array, changed in place from here on
     offset = _fit_zero_point(zero_point, x.shape, granularity)
     # Limited before the zero point is added: a float32 sum of a large number would round.
     np.clip(steps, qtype.qmin - offset, qtype.qmax - offset, out=steps)
@@ -138,17 +139,20 @@ def round_to_grid(
     saturate: bool = True,
 ) -> Float32Array:
     """Return `fake_quantize` of float32 `x` with parameters that are right and broadcast to it."""
-    v = np.asarray(scale_to_steps(x, scale, arithmetic))  # a new array, changed in place from here on
-    if qtype.is_float:
-        rounded = round_to_float_grid(v, qtype, rounding, saturate)
-    else:
-        # A fraction is added before rounding. Integers limit the steps instead, without a second rounding.
-        offset = zero_point if (zero_point != np.floor(zero_point)).any() else np.zeros((), np.float32)
-        v += offset
-        np.clip(v, qtype.qmin - (zero_point - offset), qtype.qmax - (zero_point - offset), out=v)
-        rounded = _round_steps(v, rounding) + np.float32(0)
-        rounded -= offset
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(all="ignore"):  # an overflow to infinity saturates, NaN is passed on
+        v = np.asarray(ARITHMETICS[arithmetic](x, scale))  # a new array, changed in place from here on
+        if qtype.is_float:
+            rounded = round_to_float_grid(v, qtype, rounding, saturate)
+        elif not zero_point.any():
+            np.maximum(np.minimum(v, qtype.qmax, out=v), qtype.qmin, out=v)  # np.clip takes longer
+            rounded = ROUNDINGS[rounding](v) + np.float32(0)
+        else:
+            # A fraction is added before rounding. Integers limit the steps instead: no second rounding.
+            offset = zero_point if (zero_point != np.floor(zero_point)).any() else np.zeros((), np.float32)
+            v += offset
+            np.clip(v, qtype.qmin - (zero_point - offset), qtype.qmax - (zero_point - offset), out=v)
+            rounded = ROUNDINGS[rounding](v) + np.float32(0)
+            rounded -= offset
         result: Float32Array = rounded * scale
     return result
 
@@ -173,12 +177,6 @@ def scale_to_steps(x: Float32Array, scale: Float32Array, arithmetic: str = "divi
     with np.errstate(all="ignore"):  # an overflow to infinity saturates later, NaN is passed on
         steps: Float32Array = ARITHMETICS[arithmetic](x, scale)
     return steps
-
-
-def _round_steps(v: Float32Array, rounding: str) -> Float32Array:
-    with np.errstate(all="ignore"):
-        rounded: Float32Array = ROUNDINGS[rounding](v)
-    return rounded
 
 
 def as_qtype(qtype: QType | str) -> QType:

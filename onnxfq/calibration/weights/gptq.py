@@ -53,10 +53,10 @@ def factorize(moments: Matrices) -> Factor:
     """Return the factors of `moments`, the sum of x x^T over the inputs x, [groups, inputs, inputs]."""
     factor = damp(moments)
     order = np.argsort(-np.diagonal(factor, axis1=1, axis2=2), axis=1, kind="stable")
-    for group, last_first in zip(factor, order[:, ::-1], strict=True):
-        # Reversed, the lower factor becomes an upper one.
-        upper = np.linalg.cholesky(group[np.ix_(last_first, last_first)])[::-1, ::-1]
-        np.divide(upper, np.diagonal(upper), out=group)
+    last_first = order[:, ::-1]
+    at = np.arange(len(factor))[:, None, None], last_first[:, :, None], last_first[:, None, :]
+    upper = np.linalg.cholesky(factor[at])[:, ::-1, ::-1]  # reversed, the lower factor becomes an upper one
+    np.divide(upper, np.diagonal(upper, axis1=1, axis2=2)[:, None], out=factor)
     return Factor(order, factor)
 
 
