@@ -18,7 +18,7 @@ from onnxfq.targets.reading.runtime_forms import read_table
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-EVERY = {"onnxruntime": 97, "openvino": 97, "tensorrt": 8, "qnn": 1}
+EVERY = {"onnxruntime": 199, "openvino": 199, "tensorrt": 16, "qnn": 1}
 """One form of so many is tried again; `scripts/runtime_forms.py --check 1` tries all."""
 
 PRODUCTS = 47
@@ -53,7 +53,7 @@ def test_the_runtimes_still_say_so(scripts: ModuleType, runtime: str) -> None:
     if not NEEDED.get(runtime, lambda: True)():
         pytest.skip("its package is not installed")
     tried, part = scripts.TABLES[runtime].ask(EVERY[runtime]), scripts.read_parts()[runtime]
-    assert len(tried) > 20
+    assert len(tried) > 10
     assert not scripts.compare(tried, part.rows, part.partly)
 
 
@@ -71,12 +71,13 @@ def test_products_run_as_the_table_has_it(scripts: ModuleType, runtime: str) -> 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 @pytest.mark.wide_sums
-def test_every_row_is_still_needed(scripts: ModuleType, between: ModuleType, runtime: str) -> None:
-    """A network of each row is wrong in the runtime; a row that is right in its release can go."""
+def test_rows_are_still_needed(
+    scripts: ModuleType, between: ModuleType, runtime: str, request: pytest.FixtureRequest
+) -> None:
+    """A network of a row is wrong in the runtime; a row that is right in its release can go."""
     forms = list(between.list_forms(between.LAST_OPSET))
     rows = [row for row in scripts.read_parts()[runtime].rows if not row.bits]
-    assert rows
-    for row in rows:
+    for row in rows[:: 1 if request.config.getoption("--all-cases") else 3]:
         known = (form for form in forms if scripts.is_known(scripts.Tried(form.row(), form.opset), [row]))
         tried = (between.try_form(form, runtime) for form in known)
         assert next(one for one in tried if one is not None).form.says == row.says, row
