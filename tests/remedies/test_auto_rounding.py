@@ -136,11 +136,10 @@ def test_the_gain_is_that_of_samples_without_moments() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"recipe": recipe(4).override(weights={"rounding": "nearest"})},
         {"recipe": recipe(4, rounding="nearest")},
         {"recipe": recipe(4), "options": RunOptions(data=DataOptions(nonfinite="skip"))},
     ],
-    ids=["asked for", "in the recipe", "values that are skipped"],
+    ids=["asked for", "values that are skipped"],
 )
 def test_all_weights_are_nearest(options: dict) -> None:
     """Then nothing is tried."""
@@ -191,13 +190,12 @@ def test_how_it_is_compared_changes_no_weight(kind: str, tmp_path: Path) -> None
     """An exact comparison writes the same model; a float16 part leaves the choice as it is."""
     options = RunOptions(exact=kind == "exact")
     floats = FloatOptions("fp16") if kind == "fp16" else FloatOptions()
-    plain = quantize(layers(), feeds(), recipe=recipe(4))
     other = quantize(
         layers(), feeds(), recipe=recipe(4), options=replace(QuantizeOptions.of(options), floats=floats)
     )
     assert other.trial("rounding").is_kept
     if kind == "exact":
-        assert other.qdq.graph == plain.qdq.graph
+        assert other.qdq.graph == quantize(layers(), feeds(), recipe=recipe(4)).qdq.graph
 
 
 def test_auto_is_a_word_of_recipes_alone() -> None:
@@ -212,7 +210,6 @@ def test_auto_is_a_word_of_recipes_alone() -> None:
     [
         (Gain(19.7, 20.0, (-0.1, 0.7)), 1),
         (Gain(19.5, 20.0, (0.1, 0.9)), 0),
-        (Gain(20.0, 19.0, (-1.5, -0.5)), 1),
     ],
 )
 def test_an_earlier_method_must_be_surely_better(

@@ -161,10 +161,10 @@ def scale_channels(proto: onnx.ModelProto, seed: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_function_preserving_factors_cost_nothing(name: str) -> None:
-    """Random factors ruin int8; cross-layer equalization is back within 0.5 dB in the mean of three draws."""
+    """Random factors ruin int8; cross-layer equalization is back within 0.5 dB in the mean of two draws."""
     proto = network(NETWORKS[name])
     plain = sqnr(proto, recipe("none"))
-    draws = [scale_channels(proto, seed) for seed in range(3)]
+    draws = [scale_channels(proto, seed) for seed in range(2)]
     assert max(sqnr(scaled, recipe("none")) for scaled in draws) < plain - 6
     assert np.mean([sqnr(scaled, recipe("cross_layer")) for scaled in draws]) > plain - 0.5
     one_scale = {"granularity": "per_tensor"}

@@ -14,7 +14,7 @@ import pytest
 from builders import build, weights
 from onnx import numpy_helper
 
-from onnxfq import calibrate, collect_statistics, quantize
+from onnxfq import AccuracyTarget, calibrate, collect_statistics, quantize
 from onnxfq.calibration.statistics.input_view import InputView, spread_positions
 from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, multiply_floats
 from onnxfq.documents.recipe import Recipe
@@ -33,6 +33,7 @@ from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import load_recipe
 
+OFF = AccuracyTarget(repair=None)
 RNG = np.random.default_rng(0)
 ROUNDED = ("gptq", "qronos")
 
@@ -282,6 +283,7 @@ def test_quantize_writes_the_rounded_weights(method, tmp_path):
         DATA,
         tmp_path / "one.onnx",
         recipe=load_recipe(recipe).override(weights={"rounding": method}),
+        accuracy=OFF,
     )
     assert made.evaluation.candidates
     assert {p.key: p.value for p in made.qdq.metadata_props}["onnxfq.rounding"] == method
@@ -301,6 +303,7 @@ def test_one_shot_data_and_no_data():
         network(),
         ({"x": x[None]} for x in DATA),
         recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}),
+        accuracy=OFF,
     )
     assert made.rounding is not None
     assert len(made.rounding.layers) >= 4
@@ -361,7 +364,8 @@ def test_weights_that_stay_at_nearest(place):
         },
     )
     data = [{"x": RNG.normal(size=(4, 16)).astype(np.float32), "c": np.asarray(True)}] * 3
-    made = quantize(proto, data, recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
+    recipe = load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
+    made = quantize(proto, data, recipe=recipe, accuracy=OFF)
     assert made.rounding is not None
     assert [layer.weight for layer in made.rounding.layers] == ["w1"]
     wanted = "not multiply it as one matrix" if place == "three axes" else "a body of If, Loop or Scan"
@@ -459,6 +463,7 @@ standard error is .009). The nearest numbers have .794.
 
 
 @pytest.mark.skipif("ONNXFQ_MODELS" not in os.environ, reason="ONNXFQ_MODELS names no folder of models")
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("name", "scheme", "method", "mark"), MARKS)
 def test_trained_networks_reach_their_marks(name, scheme, method, mark, monkeypatch):
     """On data that calibration does not see; the marks leave room for other processors."""

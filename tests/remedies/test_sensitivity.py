@@ -322,26 +322,20 @@ def test_another_calibrator_first() -> None:
     data = [{"x": rng.normal(size=(1, size)).astype(np.float32)} for _ in range(32)]
     for feed in data:
         feed["x"][0, 0] = 60
-    asked = onnxfq.quantize(
-        model, data, recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "mse"})
-    )
+    nearest = onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "nearest"})
+    asked = onnxfq.quantize(model, data, recipe=nearest.override(activations={"calibrator": "mse"}))
     assert not asked.trial("calibrator").is_needed and output_db(asked) < 20
-    chosen = onnxfq.quantize(model, iter(data))  # read only once
+    chosen = onnxfq.quantize(model, iter(data), recipe=nearest)  # read only once
     assert chosen.trial("calibrator").is_kept and output_db(chosen) > 30
     assert chosen.recipe.activations.calibrator.name == "entropy" and not chosen.recipe.overrides
-    assert (
-        chosen.encodings
-        == onnxfq.quantize(
-            model,
-            data,
-            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "entropy"}),
-        ).encodings
-    )
+    entropy = nearest.override(activations={"calibrator": "entropy"})
+    assert chosen.encodings == onnxfq.quantize(model, data, recipe=entropy).encodings
     assert "activations are calibrated by entropy" in quantize_summary(chosen)
     assert chosen.trial("calibrator").after > 35
-    promised = onnxfq.quantize(model, data, accuracy=onnxfq.AccuracyTarget(min_sqnr=25))
+    promise = onnxfq.AccuracyTarget(min_sqnr=25)
+    promised = onnxfq.quantize(model, data, recipe=nearest, accuracy=promise)
     assert promised.qdq == chosen.qdq and promised.sensitivity is None
-    sound = onnxfq.quantize(model, data, accuracy=onnxfq.AccuracyTarget(repair=None))
+    sound = onnxfq.quantize(model, data, recipe=nearest, accuracy=onnxfq.AccuracyTarget(repair=None))
     assert not sound.trial("calibrator").is_needed and output_db(sound) < 20
 
 
@@ -499,13 +493,13 @@ def eight_layers(turned: int | None = None) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "fallback", "wide", "turned"),
+    ("recipe", "fallback", "wide", "turned", "limits"),
     [
-        ("tensorrt-int4", "tensorrt-int8-weights", "int8", 5),
-        ("tensorrt-nvfp4", "tensorrt-fp8", "float8e4m3fn", None),
+        ("tensorrt-int4", "tensorrt-int8-weights", "int8", 5, {4: 0, 5: 2, 8: 8}),
+        ("tensorrt-nvfp4", "tensorrt-fp8", "float8e4m3fn", None, {5: 2}),
     ],
 )
-def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
+def test_an_average_of_bits(recipe, fallback, wide, turned, limits) -> None:
     """The layers with the most noise get the wider recipe, as many as the average allows.
 
     A weight behind a Transpose, as of layer `turned`, belongs to its MatMul.
@@ -517,7 +511,7 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
     plain = onnxfq.quantize(
         eight_layers(turned), feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None)
     )
-    for limit, widened in ((4, 0), (5, 2), (8, 8)):
+    for limit, widened in limits.items():
         promise = onnxfq.AccuracyTarget(weight_bits=limit, fallback=fallback)
         mixed = onnxfq.quantize(eight_layers(turned), feeds, recipe=recipe, accuracy=promise)
         formats = {p.uses[0].node: p.spec.qtype.name for p in mixed.plan.weights}
