@@ -88,26 +88,18 @@ def run(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("view", ["plain", "strided", "dilated", "grouped", "same", "1d"])
 def test_rows_are_the_windows_of_onnxruntime(view):
     """The rows times the weight matrix are the outputs of ONNX Runtime's Conv."""
-    attrs = {
-        "plain": {},
-        "strided": {"strides": [2, 1], "pads": [1, 0, 2, 1]},
-        "dilated": {"dilations": [2, 3], "pads": [2, 2, 2, 2]},
-        "grouped": {"group": 2, "pads": [1, 1, 1, 1]},
-        "same": {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
-        "1d": {"strides": [2]},
+    attributes = {
+        "plain": "group = 1",
+        "strided": "strides = [2,1], pads = [1,0,2,1]",
+        "dilated": "dilations = [2,3], pads = [2,2,2,2]",
+        "grouped": "group = 2, pads = [1,1,1,1]",
+        "same": 'auto_pad = "SAME_UPPER", strides = [2,2]',
+        "1d": "strides = [2]",
     }[view]
-    rank = 1 if view == "1d" else 2
-    group = attrs.get("group", 1)
+    rank, group = 1 if view == "1d" else 2, 2 if view == "grouped" else 1
     x, w = DATA[:3].reshape(3, 4, *([81] if rank == 1 else [9, 9])), weights(6, 4 // group, *([3] * rank))
-    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], "conv", **attrs)
-    graph = onnx.helper.make_graph(
-        [node],
-        "g",
-        [onnx.helper.make_tensor_value_info("x", 1, ["N", *x.shape[1:]])],
-        [onnx.helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(w, "w")],
-    )
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    sizes = ",".join(map(str, x.shape[1:]))
+    proto = build(f"g (float[N,{sizes}] x) => (float[] y) {{ y = Conv <{attributes}> (x, w) }}", {"w": w})
     model = load(proto)
     (layer,), refused = find_layers(model, make_plan(model, INT4))
     rows = take_rows(layer.inputs[0].view, x, 3, 10**6)
