@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 from onnx import numpy_helper
 
-from onnxfq import AccuracyTarget, calibrate, collect_statistics, quantize
+from onnxfq import calibrate, collect_statistics, quantize
 from onnxfq.calibration.statistics.input_view import InputView, spread_positions
 from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, multiply_floats
 from onnxfq.documents.recipe import Recipe
@@ -33,7 +33,6 @@ from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import load_recipe
 
-OFF = AccuracyTarget(repair=None)
 RNG = np.random.default_rng(0)
 ROUNDED = ("gptq", "qronos")
 
@@ -270,12 +269,11 @@ def error(rounding) -> float:
 def test_quantize_writes_the_rounded_weights(method, tmp_path):
     """Simulation and Q/DQ model agree to the bit, and the file names the method."""
     recipe = load_recipe("tensorrt-int8")
-    made = quantize(
+    made = plain_quantize(
         network(),
         DATA,
         tmp_path / "one.onnx",
         recipe=load_recipe(recipe).override(weights={"rounding": method}),
-        accuracy=OFF,
     )
     assert made.evaluation.candidates
     assert {p.key: p.value for p in made.qdq.metadata_props}["onnxfq.rounding"] == method
@@ -291,11 +289,10 @@ def test_quantize_writes_the_rounded_weights(method, tmp_path):
 
 def test_one_shot_data_and_no_data():
     """Data that can be read only once serves with what was kept of it; without data nothing is rounded."""
-    made = quantize(
+    made = plain_quantize(
         network(),
         ({"x": x[None]} for x in DATA),
         recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}),
-        accuracy=OFF,
     )
     assert made.rounding is not None
     assert len(made.rounding.layers) >= 4
@@ -357,7 +354,7 @@ def test_weights_that_stay_at_nearest(place):
     )
     data = [{"x": RNG.normal(size=(4, 16)).astype(np.float32), "c": np.asarray(True)}] * 3
     recipe = load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
-    made = quantize(proto, data, recipe=recipe, accuracy=OFF)
+    made = plain_quantize(proto, data, recipe=recipe)
     assert made.rounding is not None
     assert [layer.weight for layer in made.rounding.layers] == ["w1"]
     wanted = "not multiply it as one matrix" if place == "three axes" else "a body of If, Loop or Scan"

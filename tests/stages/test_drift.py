@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
 from onnxfq.data.replay import RUN, KeptFeeds
@@ -68,7 +68,7 @@ def figure(model, part: slice) -> float:
 @pytest.fixture(scope="module")
 def quantized() -> onnxfq.QuantizeResult:
     """The network in int8, without repair."""
-    return onnxfq.quantize(STATE_SPACE, STREAM, accuracy=onnxfq.AccuracyTarget(repair=None))
+    return plain_quantize(STATE_SPACE, STREAM)
 
 
 @pytest.mark.sample

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
 from onnxfq.data.replay import FEWEST_UNSEEN, RUN, STREAM_SAMPLES, STREAM_UNSEEN
@@ -90,7 +90,7 @@ def places_of(kept: list[Feed], feeds: list[Feed]) -> list[int]:
 @pytest.fixture(scope="module")
 def simulation() -> onnx.ModelProto:
     """The network in int8."""
-    return onnxfq.quantize(SLOW, STREAM, accuracy=onnxfq.AccuracyTarget(repair=None)).simulation
+    return plain_quantize(SLOW, STREAM).simulation
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_layers_are_switched_in_sequences() -> None:
 def test_a_promise_is_kept_in_sequences() -> None:
     """The promised SQNR is that of sequences; the result has as much on the samples that prove it."""
     recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
-    off = onnxfq.quantize(SLOW, STREAM, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None))
+    off = plain_quantize(SLOW, STREAM, recipe=recipe)
     wanted = off.evaluation.lowest_db + 3
     kept = onnxfq.quantize(
         SLOW, STREAM, recipe=recipe, accuracy=onnxfq.AccuracyTarget(min_sqnr=wanted, repair=None)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from agreement import with_outputs
-from builders import build, graph_text, planned, qdq_of, stage, weights, whole_recipe
+from builders import build, graph_text, plain_quantize, planned, qdq_of, stage, weights, whole_recipe
 from engines import build_all, verdicts
 
 import onnxfq
@@ -72,11 +72,10 @@ def test_every_linear_layer(
         pytest.skip("large, for --all-cases")
     source = tmp_path / "m.onnx"
     feed, linear = model(family, source, monkeypatch)
-    result = onnxfq.quantize(
+    result = plain_quantize(
         source,
         [feed],
         recipe=whole_recipe(recipe),
-        accuracy=onnxfq.AccuracyTarget(repair=None),
         options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions(floats)),
     )
     assert check(result.qdq).findings == ()
@@ -198,8 +197,7 @@ def test_float8_convolutions_beside_blocks(base: str, tmp_path: Path) -> None:
     )
     proto = convolution_and_linear()
     feeds = [{"x": np.random.default_rng(0).normal(size=(2, 128, 16, 16)).astype(np.float32)}]
-    accuracy = onnxfq.AccuracyTarget(repair=None)
-    result = onnxfq.quantize(proto, feeds, recipe=path, accuracy=accuracy)
+    result = plain_quantize(proto, feeds, recipe=path)
     assert [str(row) for row in result.plan.coverage()] == ["Conv 1/1", "MatMul 1/1"]
     format_of = {use.node: str(p.spec.qtype) for p in result.plan.weights for use in p.uses}
     linear = str(onnxfq.load_recipe(base).weights.qtype)

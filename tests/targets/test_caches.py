@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 from cached_decoders import HEADS, SIZE, cached_decoder, cached_feeds
 from genai_folders import CACHE_HEADS, HEAD_SIZE, decoder, feeds, write_folder
 
@@ -23,16 +23,13 @@ from onnxfq.graph.signature import output_names
 from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.runtime.session import Session
 
-QUIET = onnxfq.AccuracyTarget(repair=None)
 KEY, VALUE = "past_key_values.0.key", "past_key_values.0.value"
 
 
 def quantized(base: str, proto: onnx.ModelProto, data: list, qtype: str, granularity: str) -> object:
     """Return the result of a recipe with a cache of this format."""
     recipe = onnxfq.load_recipe(base).override(cache={"qtype": qtype, "granularity": granularity})
-    return onnxfq.quantize(
-        proto, data, recipe=recipe.model_copy(update={"activations": None}), accuracy=QUIET
-    )
+    return plain_quantize(proto, data, recipe=recipe.model_copy(update={"activations": None}))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, feed_for
+from builders import BUILDERS, feed_for, plain_quantize
 from exported_engines import classic_layer, export_listing, profile_of
 
 import onnxfq
@@ -32,7 +32,7 @@ def quantized(name: str) -> onnx.ModelProto:
     """Return the int8 model of a builder."""
     proto = BUILDERS[name]()
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    return onnxfq.quantize(proto, feeds, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
+    return plain_quantize(proto, feeds).qdq
 
 
 def classic(release: int = 10) -> dict[str, Any]:

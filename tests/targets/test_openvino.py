@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import attention, build, conv_transpose, feed_for, stage, two_branch, weights
+from builders import attention, build, conv_transpose, feed_for, plain_quantize, stage, two_branch, weights
 from integer_kernels import simulate
 from one_operator import dequantized, integers, one_operator, pair, weight
 
@@ -89,7 +89,6 @@ def planted() -> Iterator[tuple[str, Planted]]:
 
 
 PLANTED = dict(planted())
-OFF = onnxfq.AccuracyTarget(repair=None)
 
 HAS_TILES = "amx_int8" in (CPU.read_text() if (CPU := Path("/proc/cpuinfo")).exists() else "")
 """Whether OpenVINO chooses among the kernels of AMX: an Intel Xeon without it has `brgconv` for both."""
@@ -103,7 +102,7 @@ def built(model: onnx.ModelProto) -> CheckResult:
 def low(proto: onnx.ModelProto) -> str:
     """Return the coverage of `proto` by recipe openvino-int8, as OpenVINO has it."""
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    result = built(onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=OFF).qdq)
+    result = built(plain_quantize(proto, feeds, recipe="openvino-int8").qdq)
     assert result.passed, result.table()
     return ", ".join(map(str, result.coverage))
 
@@ -235,7 +234,7 @@ def test_layers_of_bodies_are_asked_too(owner: str) -> None:
         constants | ({"n": np.asarray(2)} if owner == "Loop" else {}),
     )
     feeds = [feed_for(proto, seed) | {"c": np.asarray(True)} for seed in range(4)]
-    made = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=OFF).qdq
+    made = plain_quantize(proto, feeds, recipe="openvino-int8").qdq
     (row,) = onnxfq.check(made, "openvino", build=BuildOptions()).coverage
     assert (row.op_type, row.kept, row.promised) == ("Conv", 2, 2)
 
@@ -315,7 +314,7 @@ def test_numbers_of_scales_of_channels(activation: str, strides: int) -> None:
     """OpenVINO gives the numbers of exact integer arithmetic, but for elements behind a tie."""
     proto = onnx.shape_inference.infer_shapes(mobile(activation, strides))
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    made = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=OFF).qdq
+    made = plain_quantize(proto, feeds, recipe="openvino-int8").qdq
     assert [node.op_type for node in made.graph.node].count("Mul") == 1  # of the SiLU
     feed = feed_for(proto, 7)
     wanted, found = simulate(made, feed)["y"], open_model(made, 1)(feed)["y"]
@@ -363,7 +362,7 @@ def test_values_are_those_of_onnx_runtime() -> None:
     """A network by the recipe has the values of ONNX Runtime, up to a step at ties."""
     proto = two_branch()
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    qdq = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=OFF).qdq
+    qdq = plain_quantize(proto, feeds, recipe="openvino-int8").qdq
     feed = feed_for(proto)
     wanted = Session(qdq, 1, exact=True).run(feed)[0]
     got = open_model(qdq, 1)(feed)["y"]
@@ -534,7 +533,7 @@ def test_a_stack_in_front_of_a_pair() -> None:
     proto = build(f"g (float[4,8,32] x) => (float[4,8,32] y) {{ {text} }}", stacks)
     feed = {"x": np.random.default_rng(0).normal(size=(4, 8, 32)).astype(np.float32)}
     for recipe, is_wrong in (("tensorrt-int8", True), ("openvino-int8", False)):
-        made = onnxfq.quantize(proto, [feed], recipe=recipe, accuracy=OFF).qdq
+        made = plain_quantize(proto, [feed], recipe=recipe).qdq
         rules = {finding.rule for finding in onnxfq.check(made, "openvino").findings}
         assert ("stacked-weight" in rules) == is_wrong
         expected, found = Session(made, 1, exact=True).run(feed)[0], open_model(made, 1)(feed)["y"]
@@ -604,7 +603,7 @@ def test_an_attention_whose_queries_are_behind_a_concat_stays_in_float() -> None
         {"w": weights(16, 16), "half": np.float32(0.5)},
     )
     feeds = [feed_for(proto, seed) for seed in range(8)]
-    made = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=OFF)
+    made = plain_quantize(proto, feeds, recipe="openvino-int8")
     why = {one.name: one.why for one in made.plan.skipped if one.kind == "node"}
     assert {name for name, text in why.items() if "behind a Concat otherwise" in text} == {"first", "second"}
     (row,) = onnxfq.check(made.qdq, "openvino", build=BuildOptions()).coverage

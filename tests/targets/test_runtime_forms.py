@@ -9,10 +9,9 @@ from types import ModuleType
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
-from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.targets.reading import runtime_forms
 from onnxfq.targets.reading.runtime_forms import read_table
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
@@ -146,8 +145,7 @@ def test_plan_and_check_read_the_table(
     runtime, operator, opset, kept = CASES[case]
     proto, x = network(operator, opset), np.random.default_rng(0).normal(size=(24, 8, 8, 8))
     given = {"x": x.astype(np.float32)}
-    plain = AccuracyTarget(repair=None)
-    result = onnxfq.quantize(proto, given, recipe=f"{runtime}-int8", accuracy=plain)
+    result = plain_quantize(proto, given, recipe=f"{runtime}-int8")
     release, _ = read_table()[runtime]
     (why,) = [one.why for one in result.plan.skipped if one.name == kept]
     assert release in why and "between pairs" in why
@@ -159,7 +157,7 @@ def test_plan_and_check_read_the_table(
         uncured = importlib.import_module(BETWEEN).quantize(proto, runtime).qdq
     assert "session-form" in rules_of(uncured, runtime)
     monkeypatch.setattr(runtime_forms, "read_table", dict)
-    cured = onnxfq.quantize(proto, given, recipe=f"{runtime}-int8", accuracy=plain)
+    cured = plain_quantize(proto, given, recipe=f"{runtime}-int8")
     assert cured.evaluation.proof is not None and cured.evaluation.proof.kept_float
     assert not cured.evaluation.proof.difference
 
@@ -168,8 +166,6 @@ def test_what_cannot_be_negative_keeps_its_pairs() -> None:
     """Pads that count are zeros of the grid behind a Relu, and OpenVINO is right there."""
     operator = "r = Relu (a) " + POOL.format("count_include_pad = 1, pads = [1,1,1,1]", "r")
     x = np.random.default_rng(0).normal(size=(24, 8, 8, 8)).astype(np.float32)
-    result = onnxfq.quantize(
-        network(operator), {"x": x}, recipe="openvino-int8", accuracy=AccuracyTarget(repair=None)
-    )
+    result = plain_quantize(network(operator), {"x": x}, recipe="openvino-int8")
     assert "pool" not in {one.name for one in result.plan.skipped}
     assert not rules_of(result.qdq, "openvino")

@@ -46,12 +46,8 @@ def test_the_file_is_the_simulation(recipe: str, proto: onnx.ModelProto, tmp_pat
     feeds = [feed_for(proto, seed) for seed in range(3)]
     chosen = onnxfq.load_recipe(recipe)
     nearest = chosen.weights.model_copy(update={"rounding": "nearest"})
-    result = onnxfq.quantize(
-        proto,
-        feeds,
-        tmp_path / "m.onnx",
-        recipe=chosen.model_copy(update={"weights": nearest}),
-        accuracy=onnxfq.AccuracyTarget(repair=None),
+    result = plain_quantize(
+        proto, feeds, tmp_path / "m.onnx", recipe=chosen.model_copy(update={"weights": nearest})
     )
     written = onnx.load(tmp_path / "m.onnx")
     onnx.checker.check_model(written)
