@@ -2,7 +2,7 @@
 
 ONNXFQ_GOLDEN=all builds every recipe with fixed and open batch, and the remainder in float32 and float16, for
 minutes; ONNXFQ_WRITE_GOLDEN=1 does so and rewrites the files. ONNXFQ_MODELS names a folder of more models;
-of those with a golden file every third is built as well, and all of them with ONNXFQ_GOLDEN=all.
+of those with a golden file every sixth is built as well, and all of them with ONNXFQ_GOLDEN=all.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_torch_models(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not FILES, reason="ONNXFQ_MODELS names no folder of models")
-@pytest.mark.parametrize("path", KEPT[:: 1 if ALL else 3], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", KEPT[:: 1 if ALL else 6], ids=lambda path: path.stem)
 def test_more_models(path: Path, tmp_path: Path) -> None:
     """Real models keep theirs."""
     try:
