@@ -104,7 +104,7 @@ def tensors(digits_model, digit_images, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def some(tensors, request):
-    """Every sixth tensor, for what takes a tenth of a second for each; all with --all-cases."""
+    """Every sixth tensor, for slow comparisons; --all-cases has all."""
     return dict(list(tensors.items())[:: 1 if request.config.getoption("--all-cases") else 6])
 
 

@@ -140,7 +140,7 @@ def test_a_branch_that_was_never_taken(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_branch_that_unseen_samples_alone_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its product is quantized with the ranges of all samples, though those of the first ones had none."""
+    """Its product is quantized: the ranges of all samples have what those of the first ones lack."""
     proto = build(
         """g (float[N,4] x, bool c) => (float[N,4] y) { h = MatMul (x, w)
             y = If (c) <then_branch = a () => (float[N,4] u) { t = Tanh (h) u = MatMul (t, w2) },
