@@ -137,7 +137,7 @@ def _make_up(model: Model, placement: Placement) -> Encoding:
         return Encoding.of_running_model(
             placement.tensor, spec, shared if spec.scale_type == "e4m3" else None
         )
-    if placement.role == "weight":
+    if placement.role != "activation":
         values = weight_array(model, placement.tensor)
         shape = Layout(spec.granularity, values.shape).scale_shape
     scale = np.full(shape, shared or 0.01, np.float32)

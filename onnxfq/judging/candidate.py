@@ -128,14 +128,10 @@ class Candidate:
 
     def with_recipe(self, recipe: Recipe, keep_rounding: bool = True) -> Candidate:
         """Return the candidate of another recipe for the same statistics and weights."""
-        rounding = self.rounding
         # Rounded weights may have other scales than those of the nearest values.
-        same = rounding is None or not rounding.tensors or not keep_rounding
-        weights = self.encodings.encodings if same else None
+        is_rounded = keep_rounding and self.rounding is not None and bool(self.rounding.tensors)
         planned = plan_encodings(self.session.ranked, recipe)
-        known = {one.tensor: (one.spec, one.calibrator) for one in weights or ()}
-        if any(known.get(p.tensor) != (p.spec, p.calibrator) for p in planned.plan.weights):
-            weights = None
+        weights = None if is_rounded else self._weights_of(planned.plan)
         made = Candidate.of(self.session, recipe, planned, self.statistics, weights)
         return (made._rounded_as(self) if keep_rounding else made)._equalized_as(self)
 
@@ -191,8 +187,15 @@ class Candidate:
     def _with_ranges(self, statistics: Statistics) -> Candidate:
         is_rounded = self.rounding is not None and bool(self.rounding.tensors)
         gathered = GatheredStatistics(statistics, statistics)
-        weights = None if is_rounded else self.encodings.encodings
+        # A branch that only these samples take has weights without encodings until now.
+        weights = None if is_rounded else self._weights_of(self.planned.plan)
         return Candidate.of(self.session, self.recipe, self.planned, gathered, weights)
+
+    def _weights_of(self, plan: Plan) -> Sequence[Encoding] | None:
+        """Return known encodings, if all weights of `plan` have theirs."""
+        known = {one.tensor: (one.spec, one.calibrator) for one in self.encodings.encodings}
+        is_whole = all(known.get(p.tensor) == (p.spec, p.calibrator) for p in plan.weights)
+        return self.encodings.encodings if is_whole else None
 
     def _rounded_as(self, other: Candidate) -> Candidate:
         """Return this with the rounded weights of `other` that kept their format."""

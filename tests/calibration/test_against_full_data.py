@@ -104,8 +104,8 @@ def tensors(digits_model, digit_images, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def some(tensors, request):
-    """Every fourth tensor, for what takes a tenth of a second for each; all with --all-cases."""
-    return dict(list(tensors.items())[:: 1 if request.config.getoption("--all-cases") else 4])
+    """Every sixth tensor, for slow comparisons; --all-cases has all."""
+    return dict(list(tensors.items())[:: 1 if request.config.getoption("--all-cases") else 6])
 
 
 def amax_of(limits):
@@ -272,7 +272,7 @@ def test_entropy_is_never_worse_than_the_rules_of_peers(some):
 
     Stated: of the histogram as observed, and infinite where more than the limit saturates.
     """
-    for name, x in list(some.items())[::9]:
+    for name, x in list(some.items())[::24]:
         stats = TensorStatistics.from_array(x)
         counts = magnitude_histogram(Density.from_statistics(stats), stats.amax, LINEAR_BINS)
         exact = np.histogram(np.abs(x), LINEAR_BINS, (0.0, stats.amax))[0].astype(np.float64)

@@ -43,7 +43,7 @@ def on_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 def make_session(
     nodes: list[onnx.NodeProto],
-    inputs: list[str],
+    inputs: list[str] | dict[str, int],
     outputs: dict[str, int],
     initializers: list[onnx.TensorProto] | None = None,
     threads: int = 1,
@@ -51,15 +51,15 @@ def make_session(
     opset: int = 21,
     device: str | None = None,
 ) -> onnxruntime.InferenceSession:
-    """Session of a graph of float tensors, custom operators registered; shapes are unknown unless given.
+    """Session of a graph, custom operators registered; inputs are float, shapes unknown, unless given.
 
     Runs at ORT_ENABLE_BASIC: above it onnxruntime rewrites Q/DQ pairs.
     """
-    shapes = shapes or {}
+    shapes, inputs = shapes or {}, inputs if isinstance(inputs, dict) else dict.fromkeys(inputs, FLOAT)
     graph = helper.make_graph(
         nodes,
         "test",
-        [helper.make_tensor_value_info(name, FLOAT, shapes.get(name)) for name in inputs],
+        [helper.make_tensor_value_info(name, kind, shapes.get(name)) for name, kind in inputs.items()],
         [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
         initializers or [],
         value_info=[helper.make_tensor_value_info(n, FLOAT, s) for n, s in shapes.items() if n not in inputs],
@@ -197,17 +197,8 @@ def merging_session(
     kind: int, device: str, blocks: tuple[tuple[str, Any], ...]
 ) -> onnxruntime.InferenceSession:
     """One node that adds the statistics of x, of ONNX's type `kind`, to state."""
-    graph = helper.make_graph(
-        [helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain="onnxfq", **dict(blocks))],
-        "test",
-        [helper.make_tensor_value_info("x", kind, None), helper.make_tensor_value_info("state", INT64, None)],
-        [helper.make_tensor_value_info("merged", INT64, None)],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    options = onnxruntime.SessionOptions()
-    register_custom_ops(options)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers(device))
+    node = helper.make_node("MergeStatistics", ["x", "state"], ["y"], domain="onnxfq", **dict(blocks))
+    return make_session([node], {"x": kind, "state": INT64}, {"y": INT64}, device=device)
 
 
 def ort_merge_statistics(x: np.ndarray, state: np.ndarray, **blocks: Any) -> np.ndarray:

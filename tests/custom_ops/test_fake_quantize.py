@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import keyword_numerics as numerics
 import numpy as np
-import onnxruntime
 import pytest
+from builders import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 from onnxfq.runtime import kernels
-from onnxfq.runtime.custom_ops import register_custom_ops
+from onnxfq.runtime.session import Session
 
 SHAPE = (3, 5, 7)
 # Every width that ONNX has, some that it lacks, and other limits.
@@ -191,26 +191,12 @@ def test_enabled_switches(ops, rng, same_bits, enabled, zero_point):
 
 def test_enabled_is_read_at_every_run(ops, rng, same_bits):
     """A session switches its quantizers without being rebuilt."""
-    node = helper.make_node("FakeQuantize", ["x", "s", "", "on"], ["y"], domain="onnxfq", qtype="int8")
-    graph = helper.make_graph(
-        [node],
-        "switch",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
-            helper.make_tensor_value_info("s", TensorProto.FLOAT, []),
-            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
-    options = onnxruntime.SessionOptions()
-    register_custom_ops(options)
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    node = 'y = onnxfq.FakeQuantize <qtype = "int8"> (x, s, , on)'
+    session = Session(build(f"g (float[n] x, float s, bool on) => (float[n] y) {{ {node} }}", onnxfq=1), 1)
     x = rng.standard_normal(50).astype(np.float32)
     for on in (True, False, True):
         feeds = {"x": x, "s": np.array(0.1, np.float32), "on": np.array(on)}
-        same_bits(session.run(None, feeds)[0], numerics.fake_quantize(x, 0.1, qtype="int8") if on else x)
+        same_bits(session.run(feeds)[0], numerics.fake_quantize(x, 0.1, qtype="int8") if on else x)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["shape-known", "shape-unknown"])

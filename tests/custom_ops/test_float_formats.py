@@ -6,8 +6,9 @@ import keyword_numerics as numerics
 import ml_dtypes
 import numpy as np
 import pytest
+from builders import build
 from loops import loop_over
-from onnx import TensorProto, helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.numerics.qtypes import QTYPES
@@ -85,18 +86,9 @@ def test_onnxruntime_agrees(ops, same_bits, qtype, saturate, dtype):
 def test_onnx_reference_agrees(rng, qtype):
     """ONNX's own evaluator gives the same values for what it defines: finite x."""
     x = (rng.standard_normal(2000) * QTYPES[qtype].qmax / 3).astype(np.float32)
-    zero = helper.make_tensor("z", QTYPES[qtype].onnx_type, [], [0.0])
-    graph = helper.make_graph(
-        [
-            helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
-            helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
-        ],
-        "qdq",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None])],
-        [helper.make_tensor("s", TensorProto.FLOAT, [], [0.37]), zero],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+    text = "q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z)"
+    model = build(f"g (float[N] x) => (float[N] y) {{ {text} }}", {"s": np.float32(0.37)}, opset=23, ir=11)
+    model.graph.initializer.append(helper.make_tensor("z", QTYPES[qtype].onnx_type, [], [0.0]))
     expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
     assert np.array_equal(numerics.both(x, 0.37, qtype=qtype), expected)
 

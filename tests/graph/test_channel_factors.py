@@ -174,7 +174,7 @@ def test_what_does_not_pass_factors_on_blocks(nodes: str, why: str) -> None:
     assert why in " ".join(analysis.blocked.values())
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random_models(), st.integers(0, 99))
 def test_random_graphs_keep_their_bits(model: onnx.ModelProto, seed: int) -> None:
     """Random graphs with bodies, shared weights and odd names compute the same bits with random factors."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
 from onnxfq.graph.io.load import load
@@ -60,7 +60,9 @@ def test_between_products(text: str, count: int, tmp_path: Path) -> None:
     )
     wanted = load_recipe("tensorrt-int8").model_copy(update={"small_shapes": "quantize"})
     feeds = [{"x": weights(16, 16)}]
-    result = onnxfq.quantize(proto, feeds, tmp_path / "q.onnx", recipe=wanted)
+    repair = "auto" if text in (CHAINS["Relu"], DIAMONDS["branches"]) else None
+    accuracy = onnxfq.AccuracyTarget(repair=repair)
+    result = onnxfq.quantize(proto, feeds, tmp_path / "q.onnx", recipe=wanted, accuracy=accuracy)
     assert result.plan.activations
     assert onnxfq.check(tmp_path / "q.onnx", "tensorrt").coverage
 
@@ -86,7 +88,7 @@ def test_sizes(text: str, count: int, tmp_path: Path) -> None:
         },
         opset=18,
     )
-    onnxfq.quantize(proto, [{"x": weights(1, 16)}], tmp_path / "q.onnx")
+    plain_quantize(proto, [{"x": weights(1, 16)}], tmp_path / "q.onnx")
 
 
 def split_behind(depth: int, form: str, asked: str = "p") -> onnx.ModelProto:
@@ -121,7 +123,7 @@ BEHIND = [("{o} = Tanh ({t})", LONG), ("{o} = Add ({t}, {t})", STACKED)]
 @pytest.mark.parametrize(("form", "depth"), BEHIND)
 def test_behind_the_size_of_a_split_product(form: str, depth: int, tmp_path: Path) -> None:
     """Legacy exports ask a product for its size, and all that follows depends on it."""
-    result = onnxfq.quantize(split_behind(depth, form), [{"x": weights(1, 16, 64)}], tmp_path / "q.onnx")
+    result = plain_quantize(split_behind(depth, form), [{"x": weights(1, 16, 64)}], tmp_path / "q.onnx")
     assert "p" not in {skipped.name for skipped in result.plan.skipped if skipped.kind == "node"}
 
 
@@ -133,10 +135,10 @@ def test_a_rewrite_that_fails_is_left_out(
     proto, feeds = split_behind(1, "{o} = Tanh ({t})", "x"), [{"x": weights(1, 16, 64)}]
     wanted = "tensorrt-int8-weights"
     monkeypatch.setattr(split_projections, "_divide", lambda *_: 1 / 0)
-    onnxfq.quantize(proto, feeds, tmp_path / "a.onnx", recipe=wanted)
+    plain_quantize(proto, feeds, tmp_path / "a.onnx", recipe=wanted)
     assert "rewriting the given model for tensorrt is left out, because it failed: ZeroDiv" in caplog.text
     monkeypatch.setattr(split_projections, "_divisible", lambda *_: [][1])
-    onnxfq.quantize(proto, feeds, tmp_path / "b.onnx", recipe=wanted)
+    plain_quantize(proto, feeds, tmp_path / "b.onnx", recipe=wanted)
     assert "dividing MatMul 'p' is left out, because it failed: IndexError" in caplog.text
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     assert len(load(tmp_path / "a.onnx").proto.graph.node) > 0

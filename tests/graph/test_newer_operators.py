@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 from onnx.backend.test.case.node import collect_testcases
 
 import onnxfq
@@ -136,12 +136,8 @@ def test_pairs_are_on_their_products(name: str, products: int, tmp_path: Path) -
     """Every product of what is written out is quantized, in bodies too, and runs low in the engine."""
     case = cases("Attention", "CausalConvWithState", "LinearAttention")[name]
     feed = dict(zip([value.name for value in case.model.graph.input], case.data_sets[0][0], strict=True))
-    result = onnxfq.quantize(
-        case.model,
-        [feed] * 4,
-        tmp_path / "q.onnx",
-        accuracy=onnxfq.AccuracyTarget(repair=None),
-        options=onnxfq.QuantizeOptions(batch=0),
+    result = plain_quantize(
+        case.model, [feed] * 4, tmp_path / "q.onnx", options=onnxfq.QuantizeOptions(batch=0)
     )
     rows = [row for row in result.plan.coverage() if row.op_type in ("MatMul", "Conv")]
     assert [(row.quantized, row.total) for row in rows] == [(products, products)]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
-import onnxfq
 from onnxfq.graph.patterns.open_sums import explain_open_sums
 
 AXIS = {"axes": np.array([1])}
@@ -72,5 +71,5 @@ def test_the_result_has_the_notes() -> None:
         data = [
             {"x": random.normal(size=(1, lengths[at % len(lengths)], 8)).astype("f4")} for at in range(40)
         ]
-        notes = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(repair=None)).staged.notes
+        notes = plain_quantize(proto, data).staged.notes
         assert sum("other lengths were not measured" in note for note in notes) == count

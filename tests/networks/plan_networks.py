@@ -63,9 +63,9 @@ def _of_structure(name: str, _: Path) -> onnx.ModelProto:
     return made
 
 
-def open_encoder() -> onnx.ModelProto:
+def open_encoder(layers: int = 6) -> onnx.ModelProto:
     """Return an encoder of the shape of MiniLM, with an open number of tokens."""
-    return _of_models("networks.transformers", "small_encoder", "N", "T", 384, 12, 6)
+    return _of_models("networks.transformers", "small_encoder", "N", "T", 384, 12, layers)
 
 
 _NAMES = ("resnet18", "resnet50", "mobilenetv2", "vit_b16", "bert", "unet", "detector")

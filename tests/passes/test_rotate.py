@@ -227,7 +227,7 @@ def test_small_gains_do_not_divide_a_shift() -> None:
 
 
 @pytest.mark.whole
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random_models())
 def test_random_graphs_keep_their_function(proto: onnx.ModelProto) -> None:
     """Random graphs with bodies, shared weights and odd names compute the same with all places turned."""

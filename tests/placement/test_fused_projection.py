@@ -134,7 +134,8 @@ CASES: dict[str, tuple[onnx.ModelProto, str | Recipe]] = {
 
 
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
-@pytest.mark.parametrize("floats", ["fp32", "fp16"])
+@pytest.mark.share(2)
+@pytest.mark.parametrize("floats", ["fp16", "fp32"])
 def test_all_of_it_is_low(floats, tmp_path: Path) -> None:
     """The builder runs all four products in low precision, two of them in one kernel; check is content."""
     made = {name: unmeasured(proto, recipe, floats) for name, (proto, recipe) in CASES.items()}

@@ -6,9 +6,8 @@ import re
 
 import numpy as np
 import pytest
-from builders import build, planned, weights
+from builders import build, plain_quantize, planned, weights
 
-import onnxfq
 from onnxfq.calibration.calibrators.best_error import HEADROOM, best_error
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.graph.io.load import load
@@ -62,9 +61,7 @@ def test_the_share_is_the_one_of_numpy(factor: float, recipe: str) -> None:
 def test_the_summary_has_the_share() -> None:
     """Unseen samples have a share; a single sample gives all ranges, and there is no note."""
     for rows, count in ((SEEN[:64], 1), (SEEN[:1], 0)):
-        notes = onnxfq.quantize(
-            network(), {"x": rows}, accuracy=onnxfq.AccuracyTarget(repair=None)
-        ).staged.notes
+        notes = plain_quantize(network(), {"x": rows}).staged.notes
         assert sum("values beyond the ranges make" in note for note in notes) == count
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 from engines import build_all, verdicts
 
 import onnxfq
@@ -129,12 +129,8 @@ def test_the_engine_has_no_more_kernels(tmp_path: Path) -> None:
     centered = center_tensors(model, plan, choose_tensors(model, plan, feeds, 1))
     assert len(centered.proto.graph.node) >= len(model.proto.graph.node) + 3
     made = {
-        name: onnxfq.quantize(
-            one,
-            feeds[:4],
-            recipe=NVFP4,
-            accuracy=onnxfq.AccuracyTarget(repair=None),
-            options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions("fp16")),
+        name: plain_quantize(
+            one, feeds[:4], recipe=NVFP4, options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions("fp16"))
         ).qdq
         for name, one in (("plain", proto), ("centered", centered.proto))
     }
@@ -168,9 +164,8 @@ def test_a_shift_is_fused_with_an_activation(tmp_path: Path) -> None:
         "shifted": "p = Pad (a, around) m = Sub (p, half) [c1] k = Conv (m, v)",
     }
     feeds = {"x": weights(4, 1, 32, 16, 16, seed=3)}
-    off = onnxfq.AccuracyTarget(repair=None)
     made = {
-        name: onnxfq.quantize(build(f"{head}{act}{body}{tail}", constants), feeds, accuracy=off).qdq
+        name: plain_quantize(build(f"{head}{act}{body}{tail}", constants), feeds).qdq
         for name, body in bodies.items()
     }
     kernels = {}

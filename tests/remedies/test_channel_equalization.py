@@ -161,10 +161,10 @@ def scale_channels(proto: onnx.ModelProto, seed: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_function_preserving_factors_cost_nothing(name: str) -> None:
-    """Random factors ruin int8; cross-layer equalization is back within 0.5 dB in the mean of three draws."""
+    """Random factors ruin int8; cross-layer equalization is back within 0.5 dB in the mean of two draws."""
     proto = network(NETWORKS[name])
     plain = sqnr(proto, recipe("none"))
-    draws = [scale_channels(proto, seed) for seed in range(3)]
+    draws = [scale_channels(proto, seed) for seed in range(2)]
     assert max(sqnr(scaled, recipe("none")) for scaled in draws) < plain - 6
     assert np.mean([sqnr(scaled, recipe("cross_layer")) for scaled in draws]) > plain - 0.5
     one_scale = {"granularity": "per_tensor"}
@@ -193,7 +193,7 @@ def test_scores_of_equalized_tensors_are_doubted() -> None:
     """Inner tensors of a model with factors are scaled; only with them does the comparison say so."""
     proto = network(CHAIN)
     for equalize, is_doubted in (("cross_layer", True), ("none", False)):
-        given = onnxfq.quantize(proto, feeds(proto, 8), recipe=recipe(equalize)).qdq
+        given = unrepaired(proto, feeds(proto, 8), recipe(equalize)).qdq
         found = onnxfq.evaluate(proto, given, feeds(proto, 8), per_tensor=True)
         assert any("channels were equalized" in note for note in found.notes) is is_doubted
         assert not onnxfq.evaluate(proto, given, feeds(proto, 8)).notes
@@ -228,12 +228,12 @@ def test_smoothing_wins_back_what_outliers_cost() -> None:
 def vit() -> tuple[onnx.ModelProto, list[dict[str, NDArray[Any]]]]:
     """Return a small pre-norm transformer, with data."""
     x = np.random.default_rng(1).standard_normal((24, 1, 16, 64), dtype=np.float32)
-    return small_encoder("N"), [{"x": one} for one in x]
+    return small_encoder("N", layers=2), [{"x": one} for one in x]
 
 
 def llama(folder: Path) -> tuple[onnx.ModelProto, list[dict[str, NDArray[Any]]]]:
     """Return a small decoder with RMSNorm and gates, with data."""
-    shape = DecoderShape(width=64, layers=3, heads=4, key_heads=2, hidden=128, words=200, tokens=24)
+    shape = DecoderShape(width=64, layers=2, heads=4, key_heads=2, hidden=128, words=200, tokens=24)
     return onnx.load(write_decoder(folder, shape)), [
         {"input_ids": one[None]} for one in random_tokens(shape, 24)
     ]
@@ -252,8 +252,8 @@ def test_outliers_of_normalizations_cost_little(name: str, tmp_path: Path) -> No
         if {fold.op_type for fold in group.writers} <= {"LayerNormalization", "Mul"}:
             exponents[rng.choice(group.classes, 2, replace=False)] = 6
             planted += 1
-    # Two normalizations in each of three layers, the last one, and the ends of GELU.
-    assert planted == {"vit": 10, "llama": 7}[name]
+    # Two normalizations in each of two layers, the last one, and the ends of GELU.
+    assert planted == {"vit": 7, "llama": 5}[name]
     damaged = fold_factors(model, analysis, exponents).proto
     plain, smooth = (unrepaired(damaged, data, recipe("none", how)) for how in ("none", "auto"))
     one, other = (r.evaluation.candidates[0].outputs[0].sqnr_db for r in (plain, smooth))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
 from onnxfq.report.text import quantize_summary
@@ -106,8 +106,7 @@ def test_a_part_without_values_is_no_error(caplog: pytest.LogCaptureFixture) -> 
     x = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
     x[0, 0] = 60
     recipe = onnxfq.load_recipe("tensorrt-int8").override(activations={"equalize": "none"})
-    accuracy = onnxfq.AccuracyTarget(repair=None)
-    result = onnxfq.quantize(model, [{"x": x[:1]}, {"x": x[1:]}], recipe=recipe, accuracy=accuracy)
+    result = plain_quantize(model, [{"x": x[:1]}, {"x": x[1:]}], recipe=recipe)
     assert len(result.candidate.session.kept) == 2
     assert result.evaluation.folds == 0
     assert not [line for line in caplog.messages if "branch" in line]

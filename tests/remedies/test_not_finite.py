@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
 from onnxfq.report.text import quantize_summary
@@ -32,8 +32,7 @@ def data() -> dict[str, np.ndarray]:
 
 def test_infinity_and_nan_are_told(data: dict[str, np.ndarray]) -> None:
     """Without repair the summary says that the output is not finite, and the SQNR is the lowest."""
-    nothing = onnxfq.AccuracyTarget(repair=None)
-    result = onnxfq.quantize(NORMALIZED, data, recipe="qnn-int8", accuracy=nothing)
+    result = plain_quantize(NORMALIZED, data, recipe="qnn-int8")
     (candidate,) = result.evaluation.candidates
     assert candidate.lowest_db == -math.inf and candidate.broken == ("y",)
     lines = quantize_summary(result).splitlines()

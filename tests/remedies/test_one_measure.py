@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 from detector_heads import detector, one_tensor
 
 import onnxfq
@@ -93,8 +93,7 @@ def test_the_summary_has_what_the_judge_has(name: str) -> None:
     feeds = {key: array[:7] for key, array in data_of(proto).items()}
     options = QuantizeOptions(batch=1, exact=True)
     nearest = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
-    accuracy = onnxfq.AccuracyTarget(repair=None)
-    result = onnxfq.quantize(proto, feeds, recipe=nearest, accuracy=accuracy, options=options)
+    result = plain_quantize(proto, feeds, recipe=nearest, options=options)
     candidate = result.candidate
     assert candidate is not None and result.evaluation.feeds == 7
     judge = Judge(candidate, options, Sources())
@@ -112,7 +111,7 @@ def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> Non
     candidate, judge = judge_of(proto, options)
     split = split_samples(judge.kept)
     wanted = min(judge.score([candidate], feeds)[0] for feeds in split[:2]) + more
-    target = onnxfq.AccuracyTarget(min_sqnr=wanted)
+    target = onnxfq.AccuracyTarget(min_sqnr=wanted, repair=None)
     try:
         kept = onnxfq.quantize(proto, data, recipe=nearest, accuracy=target, options=options)
     except RecipeError as fault:
@@ -164,7 +163,7 @@ def test_columns_of_other_size_are_parts(tmp_path: Path) -> None:
     recipe = onnxfq.load_recipe("tensorrt-int8").override(
         overrides=[{"op_types": ["Mul"], "keep_float": True}], weights={"granularity": "per_tensor"}
     )
-    result = onnxfq.quantize(proto, {"x": x}, tmp_path / "q.onnx", recipe=recipe)
+    result = plain_quantize(proto, {"x": x}, tmp_path / "q.onnx", recipe=recipe)
     parts = {one.part: one for one in result.evaluation.candidates[0].parts}
     assert [*parts] == ["channels 0-3", "channels 4-6"]
     assert result.evaluation.lowest_db == min(one.sqnr_db for one in parts.values())
@@ -196,7 +195,7 @@ def test_the_worse_of_probabilities_and_logits_decides(shift: float, worst: str)
         f"g (float[N,16] x) => (float[N,4] y) {{ {BODY} e = Add (b, shift) y = Sigmoid (e) }}",
         {**WEIGHTS, "shift": np.float32(shift)},
     )
-    result = onnxfq.quantize(proto, data_of(proto))
+    result = plain_quantize(proto, data_of(proto))
     (candidate,) = result.evaluation.candidates
     (logits,) = candidate.parts
     assert (logits.output, logits.part, logits.decides) == ("y", "logits 'e'", True)
@@ -210,7 +209,7 @@ def test_the_worse_of_probabilities_and_logits_decides(shift: float, worst: str)
 
 def test_state_decides_nothing() -> None:
     """State that is fed back is scored and noted; the worse of the other outputs is the figure."""
-    result = onnxfq.quantize(STATEFUL, data_of(STATEFUL))
+    result = plain_quantize(STATEFUL, data_of(STATEFUL))
     (candidate,) = result.evaluation.candidates
     assert [(one.output, one.decides) for one in candidate.outputs] == [("y", True), ("hn", False)]
     assert candidate.lowest_db == candidate.outputs[0].sqnr_db

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 from onnx import numpy_helper
 from transformer_families import WIDTH, WORDS, build_family, draw_feed
 
@@ -30,8 +30,7 @@ from networks.genai_decoder import write_genai_decoder  # noqa: E402
 INT8 = load_recipe("tensorrt-int8").override(
     weights={"rounding": "nearest"}, activations={"calibrator": "minmax"}
 )
-OFF = onnxfq.AccuracyTarget(repair=None)
-FEEDS = [draw_feed("GPT-2 written out", seed) for seed in range(64)]
+FEEDS = [draw_feed("GPT-2 written out", seed) for seed in range(40)]
 
 
 def decoder(layers: int = 2) -> onnx.ModelProto:
@@ -55,12 +54,12 @@ def worst_db(result: onnxfq.QuantizeResult) -> float:
 @pytest.fixture(scope="module")
 def plain() -> onnxfq.QuantizeResult:
     """The decoder without rotations."""
-    return onnxfq.quantize(decoder(), FEEDS, recipe=INT8, accuracy=OFF)
+    return plain_quantize(decoder(), FEEDS, recipe=INT8)
 
 
 def test_asked_for_it_is_kept_where_unseen_samples_gain(plain: onnxfq.QuantizeResult) -> None:
     """It runs without repair; the Q/DQ model has no more nodes, and the trial says what turned."""
-    asked = onnxfq.quantize(decoder(), FEEDS, recipe=INT8.override(rotate="auto"), accuracy=OFF)
+    asked = plain_quantize(decoder(), FEEDS, recipe=INT8.override(rotate="auto"))
     trial = asked.trial("rotate")
     assert trial.is_kept and worst_db(asked) > worst_db(plain) + 1
     assert trial.details == ("12 x 8 channels turned", "1 x 24 channels turned")
@@ -71,7 +70,7 @@ def test_asked_for_it_is_kept_where_unseen_samples_gain(plain: onnxfq.QuantizeRe
 def test_it_is_tried_for_a_loss_alone() -> None:
     """Outputs at the aim need nothing; below it the judge compares it with other remedies."""
     tried = {
-        aim: onnxfq.quantize(decoder(1), FEEDS, recipe=INT8, accuracy=onnxfq.AccuracyTarget(repair=aim))
+        aim: onnxfq.quantize(decoder(1), FEEDS[:16], recipe=INT8, accuracy=onnxfq.AccuracyTarget(repair=aim))
         for aim in (10.0, 40.0)
     }
     assert tried[10.0].trial("rotate").why == "the outputs have 10 dB"
@@ -80,7 +79,7 @@ def test_it_is_tried_for_a_loss_alone() -> None:
 
 def test_named_it_needs_no_trial(plain: onnxfq.QuantizeResult) -> None:
     """All places turn before anything is observed, and notes of the model list them."""
-    named = onnxfq.quantize(decoder(), FEEDS, recipe=INT8.override(rotate="always"), accuracy=OFF)
+    named = plain_quantize(decoder(), FEEDS, recipe=INT8.override(rotate="always"))
     assert worst_db(named) > worst_db(plain) + 1
     assert "rotated: 1 x 24 channels turned" in named.staged.notes
     assert largest_difference(load(decoder()), named.staged, FEEDS[:4], 1) < EXACT
@@ -90,7 +89,7 @@ def test_it_changes_the_model_that_statistics_are_of(plain: onnxfq.QuantizeResul
     """Statistics of the model as it is are refused."""
     sources = onnxfq.Sources(statistics=plain.statistics)
     with pytest.raises(DataError, match="turns channels .rotate: always., and statistics or encodings"):
-        onnxfq.quantize(decoder(), recipe=INT8.override(rotate="always"), sources=sources, accuracy=OFF)
+        plain_quantize(decoder(), recipe=INT8.override(rotate="always"), sources=sources)
 
 
 def test_another_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,11 +104,11 @@ def test_another_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(made, model=replace(made.model, proto=proto))
 
     monkeypatch.setattr("onnxfq.remedies.rotate.rotate", damage)
-    asked = onnxfq.quantize(decoder(), FEEDS, recipe=INT8.override(rotate="auto"), accuracy=OFF)
+    asked = plain_quantize(decoder(1), FEEDS[:16], recipe=INT8.override(rotate="auto"))
     assert not asked.trial("rotate").is_kept
     assert re.match(r"an output differs by .* of its largest value, 1e-05 at most", asked.trial("rotate").why)
     with pytest.raises(ModelError, match="cannot be rotated: an output differs by"):
-        onnxfq.quantize(decoder(), FEEDS, recipe=INT8.override(rotate="always"), accuracy=OFF)
+        plain_quantize(decoder(1), FEEDS[:16], recipe=INT8.override(rotate="always"))
 
 
 def test_without_a_place_the_reason_is_told() -> None:
@@ -119,7 +118,7 @@ def test_without_a_place_the_reason_is_told() -> None:
         {"w": weights(8, 8), "v": weights(8, 4)},
     )
     feeds = [{"x": weights(2, 8, seed=seed)} for seed in range(24)]
-    made = onnxfq.quantize(proto, feeds, recipe=INT8.override(rotate="auto"), accuracy=OFF)
+    made = plain_quantize(proto, feeds, recipe=INT8.override(rotate="auto"))
     assert made.trial("rotate").why == "no channels can turn"
 
 
@@ -127,7 +126,7 @@ def test_post_norms_are_told() -> None:
     """BERT has heads that turn, and a stream that does not."""
     feeds = [draw_feed("BERT", seed) for seed in range(24)]
     recipe = INT8.override(rotate="always")
-    made = onnxfq.quantize(build_family("BERT"), feeds, recipe=recipe, accuracy=OFF)
+    made = plain_quantize(build_family("BERT"), feeds, recipe=recipe)
     told = [note for note in made.staged.notes if note.startswith("rotated: ")]
     assert told[0] == "rotated: 12 x 8 channels turned"
     assert "does not turn: the gain of 'layernormalization_2' is in front of Add" in told[1]
@@ -146,7 +145,7 @@ def test_the_stream_of_a_genai_folder_turns(tmp_path: Path) -> None:
         for seed in range(8)
     ]
     recipe = load_recipe("genai-int4").override(rotate="always")
-    made = onnxfq.quantize(folder, feeds, tmp_path / "turned", recipe=recipe, accuracy=OFF)
+    made = plain_quantize(folder, feeds, tmp_path / "turned", recipe=recipe)
     assert "rotated: 1 x 64 channels turned" in made.staged.notes
     assert largest_difference(load(folder / "model.onnx"), made.staged, feeds, 1) < EXACT
     assert (tmp_path / "turned" / "genai_config.json").is_file()

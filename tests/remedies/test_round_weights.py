@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 from onnx import numpy_helper
 
 from onnxfq import calibrate, collect_statistics, quantize
@@ -87,26 +87,18 @@ def run(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("view", ["plain", "strided", "dilated", "grouped", "same", "1d"])
 def test_rows_are_the_windows_of_onnxruntime(view):
     """The rows times the weight matrix are the outputs of ONNX Runtime's Conv."""
-    attrs = {
-        "plain": {},
-        "strided": {"strides": [2, 1], "pads": [1, 0, 2, 1]},
-        "dilated": {"dilations": [2, 3], "pads": [2, 2, 2, 2]},
-        "grouped": {"group": 2, "pads": [1, 1, 1, 1]},
-        "same": {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
-        "1d": {"strides": [2]},
+    attributes = {
+        "plain": "group = 1",
+        "strided": "strides = [2,1], pads = [1,0,2,1]",
+        "dilated": "dilations = [2,3], pads = [2,2,2,2]",
+        "grouped": "group = 2, pads = [1,1,1,1]",
+        "same": 'auto_pad = "SAME_UPPER", strides = [2,2]',
+        "1d": "strides = [2]",
     }[view]
-    rank = 1 if view == "1d" else 2
-    group = attrs.get("group", 1)
+    rank, group = 1 if view == "1d" else 2, 2 if view == "grouped" else 1
     x, w = DATA[:3].reshape(3, 4, *([81] if rank == 1 else [9, 9])), weights(6, 4 // group, *([3] * rank))
-    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], "conv", **attrs)
-    graph = onnx.helper.make_graph(
-        [node],
-        "g",
-        [onnx.helper.make_tensor_value_info("x", 1, ["N", *x.shape[1:]])],
-        [onnx.helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(w, "w")],
-    )
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    sizes = ",".join(map(str, x.shape[1:]))
+    proto = build(f"g (float[N,{sizes}] x) => (float[] y) {{ y = Conv <{attributes}> (x, w) }}", {"w": w})
     model = load(proto)
     (layer,), refused = find_layers(model, make_plan(model, INT4))
     rows = take_rows(layer.inputs[0].view, x, 3, 10**6)
@@ -277,7 +269,7 @@ def error(rounding) -> float:
 def test_quantize_writes_the_rounded_weights(method, tmp_path):
     """Simulation and Q/DQ model agree to the bit, and the file names the method."""
     recipe = load_recipe("tensorrt-int8")
-    made = quantize(
+    made = plain_quantize(
         network(),
         DATA,
         tmp_path / "one.onnx",
@@ -297,7 +289,7 @@ def test_quantize_writes_the_rounded_weights(method, tmp_path):
 
 def test_one_shot_data_and_no_data():
     """Data that can be read only once serves with what was kept of it; without data nothing is rounded."""
-    made = quantize(
+    made = plain_quantize(
         network(),
         ({"x": x[None]} for x in DATA),
         recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}),
@@ -361,7 +353,8 @@ def test_weights_that_stay_at_nearest(place):
         },
     )
     data = [{"x": RNG.normal(size=(4, 16)).astype(np.float32), "c": np.asarray(True)}] * 3
-    made = quantize(proto, data, recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
+    recipe = load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
+    made = plain_quantize(proto, data, recipe=recipe)
     assert made.rounding is not None
     assert [layer.weight for layer in made.rounding.layers] == ["w1"]
     wanted = "not multiply it as one matrix" if place == "three axes" else "a body of If, Loop or Scan"
@@ -459,6 +452,7 @@ standard error is .009). The nearest numbers have .794.
 
 
 @pytest.mark.skipif("ONNXFQ_MODELS" not in os.environ, reason="ONNXFQ_MODELS names no folder of models")
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("name", "scheme", "method", "mark"), MARKS)
 def test_trained_networks_reach_their_marks(name, scheme, method, mark, monkeypatch):
     """On data that calibration does not see; the marks leave room for other processors."""

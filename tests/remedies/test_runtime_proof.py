@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
 from onnxfq.data import Feed
@@ -75,9 +75,7 @@ def test_a_metric_is_given_the_outputs_of_openvino() -> None:
 def test_a_promised_sqnr_holds_in_openvino_too() -> None:
     """The summary and the runtime both have what is promised."""
     data = {"x": np.random.default_rng(4).normal(size=(64, 32)).astype(np.float32)}
-    plain = onnxfq.quantize(
-        chain(), data, recipe="openvino-int8", accuracy=onnxfq.AccuracyTarget(repair=None)
-    )
+    plain = plain_quantize(chain(), data, recipe="openvino-int8")
     wanted = plain.evaluation.lowest_db - 15  # ranges of 16 of the samples leave so much of it
     made = onnxfq.quantize(
         chain(), data, recipe="openvino-int8", accuracy=onnxfq.AccuracyTarget(min_sqnr=wanted)

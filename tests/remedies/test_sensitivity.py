@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from builders import BUILDERS, build, conv_relu, feed_for, stage, weights, whole_recipe
+from builders import BUILDERS, build, conv_relu, feed_for, plain_quantize, stage, weights, whole_recipe
 from planted_chain import FACTOR, LAYERS, WIDTH, chain, with_modules
 
 import onnxfq
@@ -283,7 +283,7 @@ def test_a_promise_that_cannot_be_kept(tmp_path: Path, data, capfd: pytest.Captu
 
 def test_protected_by_default(data) -> None:
     """Two fatal layers of thirty stay in float without any option; none of a sound network does."""
-    broken = onnxfq.quantize(chain((9, 20), 30), data, accuracy=onnxfq.AccuracyTarget(repair=None))
+    broken = plain_quantize(chain((9, 20), 30), data)
     kept = onnxfq.quantize(chain((9, 20), 30), iter(data), recipe=FIXED)  # read only once
     assert output_db(broken) < 20 < output_db(kept)
     assert {s.name for s in kept.plan.skipped if s.kind == "node"} == {"m9", "m20"}
@@ -293,7 +293,7 @@ def test_protected_by_default(data) -> None:
     sound = onnxfq.quantize(chain(), data)
     assert not sound.trial("protected").is_kept and not any(s.kind == "node" for s in sound.plan.skipped)
     assert output_db(sound) >= output_db(  # 16 samples make few gains sure
-        onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(repair=None))
+        plain_quantize(chain(), data)
     )
 
 
@@ -322,26 +322,20 @@ def test_another_calibrator_first() -> None:
     data = [{"x": rng.normal(size=(1, size)).astype(np.float32)} for _ in range(32)]
     for feed in data:
         feed["x"][0, 0] = 60
-    asked = onnxfq.quantize(
-        model, data, recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "mse"})
-    )
+    nearest = onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "nearest"})
+    asked = onnxfq.quantize(model, data, recipe=nearest.override(activations={"calibrator": "mse"}))
     assert not asked.trial("calibrator").is_needed and output_db(asked) < 20
-    chosen = onnxfq.quantize(model, iter(data))  # read only once
+    chosen = onnxfq.quantize(model, iter(data), recipe=nearest)  # read only once
     assert chosen.trial("calibrator").is_kept and output_db(chosen) > 30
     assert chosen.recipe.activations.calibrator.name == "entropy" and not chosen.recipe.overrides
-    assert (
-        chosen.encodings
-        == onnxfq.quantize(
-            model,
-            data,
-            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "entropy"}),
-        ).encodings
-    )
+    entropy = nearest.override(activations={"calibrator": "entropy"})
+    assert chosen.encodings == onnxfq.quantize(model, data, recipe=entropy).encodings
     assert "activations are calibrated by entropy" in quantize_summary(chosen)
     assert chosen.trial("calibrator").after > 35
-    promised = onnxfq.quantize(model, data, accuracy=onnxfq.AccuracyTarget(min_sqnr=25))
+    promise = onnxfq.AccuracyTarget(min_sqnr=25)
+    promised = onnxfq.quantize(model, data, recipe=nearest, accuracy=promise)
     assert promised.qdq == chosen.qdq and promised.sensitivity is None
-    sound = onnxfq.quantize(model, data, accuracy=onnxfq.AccuracyTarget(repair=None))
+    sound = plain_quantize(model, data, recipe=nearest)
     assert not sound.trial("calibrator").is_needed and output_db(sound) < 20
 
 
@@ -373,7 +367,7 @@ def mean_maximum(outputs, feeds) -> float:
 
 def test_a_promised_drop_is_kept(data, labels) -> None:
     """The metric, or top-1 of the labels, falls by at most the promise on the half that proves."""
-    broken = onnxfq.quantize(chain((3, 6)), data, recipe=FIXED, accuracy=onnxfq.AccuracyTarget(repair=None))
+    broken = plain_quantize(chain((3, 6)), data, recipe=FIXED)
     right = score_models(chain(), {"int8": broken.simulation}, data, labels=labels)
     assert right.accuracy == 1 and right.candidates[0].accuracy < 0.9
     for promise in (
@@ -426,11 +420,7 @@ def test_ranked_by_a_metric(tmp_path: Path, data, capfd: pytest.CaptureFixture[s
         ):
             override = onnxfq.Override(nodes=tuple(nodes), keep_float=True)
             recipe = onnxfq.load_recipe("tensorrt-int8").model_copy(update={"overrides": (override,)})
-            made = Session(
-                onnxfq.quantize(
-                    proto, feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None), options=options
-                ).simulation
-            )
+            made = Session(plain_quantize(proto, feeds, recipe=recipe, options=options).simulation)
             outputs = ({"y": made.run(feed)[0]} for feed in half)
             assert value == pytest.approx(tiny_class(outputs, truth))
     same = onnxfq.sensitivity(proto, feeds, metric=lambda outputs, feeds: len([*outputs]), options=options)
@@ -499,13 +489,13 @@ def eight_layers(turned: int | None = None) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "fallback", "wide", "turned"),
+    ("recipe", "fallback", "wide", "turned", "limits"),
     [
-        ("tensorrt-int4", "tensorrt-int8-weights", "int8", 5),
-        ("tensorrt-nvfp4", "tensorrt-fp8", "float8e4m3fn", None),
+        ("tensorrt-int4", "tensorrt-int8-weights", "int8", 5, {4: 0, 5: 2, 8: 8}),
+        ("tensorrt-nvfp4", "tensorrt-fp8", "float8e4m3fn", None, {5: 2}),
     ],
 )
-def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
+def test_an_average_of_bits(recipe, fallback, wide, turned, limits) -> None:
     """The layers with the most noise get the wider recipe, as many as the average allows.
 
     A weight behind a Transpose, as of layer `turned`, belongs to its MatMul.
@@ -514,10 +504,8 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
     feeds = [{"x": rng.normal(size=(1, 256)).astype(np.float32)} for _ in range(4)]
     # Other methods would learn four samples by heart.
     recipe = whole_recipe(recipe).override(weights={"rounding": "nearest"})
-    plain = onnxfq.quantize(
-        eight_layers(turned), feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None)
-    )
-    for limit, widened in ((4, 0), (5, 2), (8, 8)):
+    plain = plain_quantize(eight_layers(turned), feeds, recipe=recipe)
+    for limit, widened in limits.items():
         promise = onnxfq.AccuracyTarget(weight_bits=limit, fallback=fallback)
         mixed = onnxfq.quantize(eight_layers(turned), feeds, recipe=recipe, accuracy=promise)
         formats = {p.uses[0].node: p.spec.qtype.name for p in mixed.plan.weights}

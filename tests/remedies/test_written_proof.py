@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -41,7 +41,6 @@ def without_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 needs_openvino = pytest.mark.skipif(not find_spec("openvino"), reason="OpenVINO is not installed")
-OFF = onnxfq.AccuracyTarget(repair=None)
 DATA = {"x": np.random.default_rng(0).normal(size=(24, 8, 8, 8)).astype(np.float32)}
 CONSTANTS = {
     "w": weights(8, 8, 3, 3, seed=1) * 0.2,
@@ -110,7 +109,7 @@ def assert_as_printed(
 ) -> onnxfq.QuantizeResult:
     """Quantize, and find in the runtime what the simulation has on the same samples."""
     proto = between(operators, opset)
-    made = onnxfq.quantize(proto, DATA, recipe=recipe, accuracy=OFF)
+    made = plain_quantize(proto, DATA, recipe=recipe)
     float_rows = Session(proto, 1).run(DATA)[0]
     simulated_db = sqnr_db(float_rows, Session(made.simulation, 1, exact=True).run(DATA)[0])
     assert sqnr_db(float_rows, run(made.qdq)) > simulated_db - 1
@@ -148,9 +147,7 @@ def test_openvino_computes_what_is_printed(kind: str) -> None:
 def test_nothing_stays_in_float_without_need(kind: str) -> None:
     """The file is the one of the recipe if both agree, in any order of the data."""
     made = assert_as_printed(HONEST[kind], "onnxruntime-int8", run_onnxruntime)
-    turned = onnxfq.quantize(
-        between(HONEST[kind]), {"x": DATA["x"][::-1]}, recipe="onnxruntime-int8", accuracy=OFF
-    )
+    turned = plain_quantize(between(HONEST[kind]), {"x": DATA["x"][::-1]}, recipe="onnxruntime-int8")
     assert made.proof == turned.proof and made.proof is not None and not made.proof.kept_float
     assert not made.recipe.overrides
 
@@ -161,8 +158,8 @@ def test_an_operator_that_an_override_keeps_in_float_is_set_apart() -> None:
     proto = between("p = AveragePool <kernel_shape = [2,2]> (a)")
     kept = onnxfq.Override(op_types=("AveragePool",), keep_float=True)
     recipe = RECIPES["onnxruntime-int8"].model_copy(update={"overrides": (kept,)})
-    plain = onnxfq.quantize(proto, DATA, recipe="onnxruntime-int8", accuracy=OFF)
-    apart = onnxfq.quantize(proto, DATA, recipe=recipe, accuracy=OFF)
+    plain = plain_quantize(proto, DATA, recipe="onnxruntime-int8")
+    apart = plain_quantize(proto, DATA, recipe=recipe)
     kinds = [[node.op_type for node in optimized(one.qdq).graph.node] for one in (plain, apart)]
     assert "QLinearAveragePool" in kinds[0] and "QLinearAveragePool" not in kinds[1]
     assert "AveragePool" in kinds[1] and kinds[1].count("QLinearConv") == 2
@@ -240,7 +237,7 @@ def register() -> Iterator[Callable[..., None]]:
 def test_the_guilty_operators_are_found(guilty: tuple[str, ...], register: Callable[..., None]) -> None:
     """Each of them stays in float, and no other, wherever they are."""
     register(values=open_lying(has_pairs(*guilty)))
-    made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    made = plain_quantize(chain(), ROWS, recipe="liar-int8")
     assert made.proof is not None and not made.proof.difference and made.proof.runtime == "Liar 1.2"
     named = {one.split("'")[1] for one in made.proof.kept_float}
     assert set(guilty) <= named and (named == set(guilty) or len(guilty) == 2)
@@ -268,7 +265,7 @@ def test_what_cannot_be_cured_ends_with_3(
     table = ["--recipe", "onnxruntime-int8", "-o", "several"]
     assert main([*words[:-2], *table]) == 3
     assert "differs    liar-int8: Liar 1.2" in capsys.readouterr().out
-    result = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    result = plain_quantize(chain(), ROWS, recipe="liar-int8")
     assert result.proof is not None and result.evaluation.lowest_db < 7 < result.proof.simulated_db
     assert "SQNR: 6." in repr(result)
     promised = onnxfq.AccuracyTarget(min_sqnr=20)
@@ -291,10 +288,10 @@ def test_a_runtime_that_refuses_the_file(register: Callable[..., None]) -> None:
         return open_model
 
     register(values=open_strict(has_pairs("third")))
-    made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    made = plain_quantize(chain(), ROWS, recipe="liar-int8")
     assert made.proof is not None and made.proof.kept_float == ("MatMul 'third'",)
     TARGETS["liar"] = replace(TARGETS["liar"], values=open_strict(lambda proto: True))
-    made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    made = plain_quantize(chain(), ROWS, recipe="liar-int8")
     assert made.proof is not None and "no kernel; use another file" in made.proof.difference
     assert "it does not run the float model either" in made.proof.difference
 
@@ -303,7 +300,7 @@ def test_a_runtime_that_refuses_the_file(register: Callable[..., None]) -> None:
 def test_a_difference_is_above_chance(spoiled: int, register: Callable[..., None]) -> None:
     """A runtime that rounds one sample of 16 to the other side computes no other model, and loses nothing."""
     register(values=open_lying(lambda proto: False))
-    made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    made = plain_quantize(chain(), ROWS, recipe="liar-int8")
     assert made.proof is not None and made.proof.simulated_db == made.proof.runtime_db
     noise, plain_db = 10 ** (-made.proof.simulated_db / 20), made.evaluation.lowest_db
 
@@ -317,7 +314,7 @@ def test_a_difference_is_above_chance(spoiled: int, register: Callable[..., None
         return spoil
 
     TARGETS["liar"] = replace(TARGETS["liar"], values=open_spoiling)
-    made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    made = plain_quantize(chain(), ROWS, recipe="liar-int8")
     assert made.proof is not None and made.proof.samples == 16
     assert made.proof.runtime_db < made.proof.simulated_db - written_proof.DIFFERENCE_DB
     assert bool(made.proof.difference) == (spoiled == 16)
@@ -334,7 +331,7 @@ def test_a_loss_is_of_its_own_tensor() -> None:
 def test_the_float_model_alone_may_differ(register: Callable[..., None]) -> None:
     """Then no operator is left in float, and the words say so."""
     register(values=open_lying(lambda proto: True))
-    made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    made = plain_quantize(chain(), ROWS, recipe="liar-int8")
     assert made.proof is not None and "the float model has 6.0 dB there" in made.proof.difference
     assert not made.recipe.overrides
 
@@ -352,7 +349,7 @@ def test_other_commands_prove_what_they_write(
     onnx.save(chain(), "m.onnx")
     np.savez("d.npz", **ROWS)
     recipe = RECIPES["liar-int8"]
-    onnx.save(onnxfq.quantize(chain(), ROWS, recipe=recipe, accuracy=OFF).qdq, "q.onnx")
+    onnx.save(plain_quantize(chain(), ROWS, recipe=recipe).qdq, "q.onnx")
     damaged = onnx.load("q.onnx")
     for tensor in damaged.graph.initializer:
         if tensor.name == "r/scale":
@@ -387,7 +384,7 @@ def test_check_runs_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """`check --build` finds other numbers without data, where the file was made without a proof."""
     monkeypatch.setattr(runtime_cure, "find_cure", lambda *given: ((), ""))
     for operators, recipe in ((IN_OPENVINO["AveragePool with pads"], "openvino-int8"), (HONEST["Mul"], "")):
-        made = onnxfq.quantize(between(operators), DATA, recipe=recipe or "openvino-int8", accuracy=OFF)
+        made = plain_quantize(between(operators), DATA, recipe=recipe or "openvino-int8")
         found = onnxfq.check(made.qdq, build=onnxfq.BuildOptions()).findings
         told = [one for one in found if one.rule == "session"]
         assert bool(told) == bool(recipe) and all(one.severity == "wrong" for one in told)
@@ -395,20 +392,20 @@ def test_check_runs_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_not_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT, a library that is missing, random draws, and data that is not there."""
-    made = onnxfq.quantize(chain(), ROWS, accuracy=OFF)
+    made = plain_quantize(chain(), ROWS)
     assert made.proof is not None and not made.proof.runtime
     assert "not run    nothing here runs a file for target tensorrt" in quantize_summary(made)
     monkeypatch.setitem(sys.modules, "openvino", None)
-    made = onnxfq.quantize(chain(), ROWS, recipe="openvino-int8", accuracy=OFF)
+    made = plain_quantize(chain(), ROWS, recipe="openvino-int8")
     assert "not run    package openvino is not installed" in quantize_summary(made)
     drawing = chain()
     drawing.graph.node.append(onnx.helper.make_node("RandomNormalLike", ["y"], ["noise"]))
     drawing.graph.output.append(onnx.helper.make_tensor_value_info("noise", 1, ["N", 32]))
-    made = onnxfq.quantize(drawing, ROWS, recipe="onnxruntime-int8", accuracy=OFF)
+    made = plain_quantize(drawing, ROWS, recipe="onnxruntime-int8")
     assert "not run    the model draws random numbers" in quantize_summary(made)
-    made = onnxfq.quantize(chain(), None, recipe="onnxruntime-uint8-dynamic", accuracy=OFF)
+    made = plain_quantize(chain(), None, recipe="onnxruntime-uint8-dynamic")
     assert "not run    there is no sample" in quantize_summary(made)
-    made = onnxfq.quantize(chain(), ROWS, recipe="mxint8", accuracy=OFF)
+    made = plain_quantize(chain(), ROWS, recipe="mxint8")
     assert made.proof is not None and not made.proof.lines()
 
 
@@ -418,7 +415,7 @@ def test_sums_that_saturate_are_told_and_not_repaired(
     """On a processor without VNNI the difference is the processor's; the lower figure still counts."""
     register(values=open_lying(has_pairs()), unsaturated=open_lying(lambda proto: False))
     monkeypatch.setattr(written_proof, "find_byte_products", lambda: written_proof.multiply_floats)
-    made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    made = plain_quantize(chain(), ROWS, recipe="liar-int8")
     assert made.proof is not None and made.proof.saturated and not made.proof.difference
     assert not made.recipe.overrides and made.evaluation.lowest_db < 7
     assert "sums of int8 products saturate on this processor" in quantize_summary(made)
@@ -431,7 +428,7 @@ def test_what_users_open_decides_nothing(
     """A processor's own float type is a second line."""
     monkeypatch.setattr(runtime_cure, "OPENED", 40)
     register(values=open_lying(lambda proto: False), open=open_lying(has_pairs()), differs=lambda: "half")
-    made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
+    made = plain_quantize(chain(), ROWS, recipe="liar-int8")
     assert made.proof is not None and not made.proof.difference and made.proof.opened_db is not None
     assert made.proof.opened_db < 7 < made.evaluation.lowest_db
     assert "as users open it, in half" in quantize_summary(made)

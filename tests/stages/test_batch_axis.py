@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, build_used, weights
+from builders import build, build_used, plain_quantize, weights
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -171,11 +171,11 @@ def test_weak_mixing_is_found_in_quantized_models() -> None:
     for name, whole in (("recurrent", True), ("sequence to class", True)):
         proto = made(MIXED[name])
         data = feeds_of(proto, 12, 8)
-        quantized = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
+        quantized = plain_quantize(proto, data).qdq
         assert [len(feed["x"]) for feed in open_feeds(quantized, data)] == [12] * 8, (name, whole)
     proto = made(BATCHED["recurrent, batch first"])
     data = feeds_of(proto, 12, 8)
-    quantized = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
+    quantized = plain_quantize(proto, data).qdq
     assert [len(feed["x"]) for feed in open_feeds(quantized, data)] == [1] * 96
 
 

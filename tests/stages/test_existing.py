@@ -198,9 +198,13 @@ def test_an_operator_that_onnxruntime_has_not(
     assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
 
 
-def test_workers_of_a_cluster_have_the_library(odd: Path, tmp_path: Path) -> None:
+def test_workers_of_a_cluster_have_the_library(
+    odd: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """A Ray cluster observes a model with the user's operator as one process does."""
     pytest.importorskip("ray", reason="extra ray is not installed")
+    if not request.config.getoption("--all-cases"):
+        pytest.skip("large, for --all-cases")
     onnx.save(build(WITH_ODD, {"w": weights(4, 4)}, mine=1), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=weights(40, 4))
     for name, option in (("ray.npz", ["--ray", "local"]), ("one.npz", [])):

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import conv_relu, feed_for, planned, two_branch
+from builders import build, conv_relu, feed_for, planned, two_branch
 from observed_models import feeds_of, file_bytes, narrow_channels
-from onnx import TensorProto, helper
 
 from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
 from onnxfq.cli.main import main
@@ -96,16 +95,11 @@ def test_a_layout_that_is_not_there_is_refused() -> None:
         ({"channels": 24, "channel_block": 100}, "channel_block at most 64"),
         ({"channels": 50, "channel_block": 16}, "x has 32 channels, 50 in blocks of 16 are 64"),
     ):
-        node = helper.make_node(
-            "Observe", ["x"], list(OBSERVE_OUTPUTS), domain="onnxfq", name="o", **attributes
-        )
-        outputs = [helper.make_empty_tensor_value_info(name) for name in OBSERVE_OUTPUTS]
-        graph = helper.make_graph(
-            [node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)], outputs
-        )
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
+        given = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+        nodes = f"y, n, b, c = onnxfq.Observe <{given}> (x)"
+        proto = build(f"g (float[1,32,2,2] x) => (float[2] y) {{ {nodes} }}", onnxfq=1)
         with pytest.raises(Exception, match=text):
-            Session(helper.make_model(graph, opset_imports=opsets, ir_version=8), 1).run({"x": x})
+            Session(proto, 1).run({"x": x})
 
 
 def test_less_memory_means_more_passes_and_the_same_result(observed, tmp_path, caplog) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
 from onnxfq.runtime.ort import onnxruntime
@@ -54,8 +54,7 @@ def quantize(samples: int, recipe: str) -> onnxfq.QuantizeResult:
     """Quantize without repair, on one thread."""
     x = np.random.default_rng(0).normal(size=(samples, 3, 8, 8)).astype(np.float32)
     options = onnxfq.QuantizeOptions(threads=1)
-    target = onnxfq.AccuracyTarget(repair=None)
-    return onnxfq.quantize(NETWORK, {"x": x}, recipe=recipe, accuracy=target, options=options)
+    return plain_quantize(NETWORK, {"x": x}, recipe=recipe, options=options)
 
 
 # observe: the optimised graph is written, the observed one runs all passes, and rows of a batch are compared.

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from agreement import with_outputs
-from builders import build, graph_text, planned, qdq_of, stage, weights, whole_recipe
+from builders import build, graph_text, plain_quantize, planned, qdq_of, stage, weights, whole_recipe
 from engines import build_all, verdicts
 
 import onnxfq
@@ -27,6 +27,7 @@ from onnxfq.tools.check import check
 BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("bert", "vision", "windows", "decoder", "encoder-decoder")
+FEW = [("bert", "fp16", "tensorrt-mxfp8"), ("vision", "fp16", "tensorrt-mxfp8")]
 LOST = {"bert": 8}
 """MXFP8 weights that TensorRT for RTX makes float, where it fuses the product with a GELU behind it."""
 
@@ -52,24 +53,29 @@ def model(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dic
 
 
 @BUILDER
-@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore")  # the exporter is not under test
 @pytest.mark.parametrize("recipe", ["tensorrt-nvfp4", "tensorrt-mxfp8"])
 @pytest.mark.parametrize(("family", "floats"), [*((family, "fp16") for family in FAMILIES), ("bert", "fp32")])
 def test_every_linear_layer(
-    family: str, floats: FloatName, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    floats: FloatName,
+    recipe: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Each linear layer is NVFP4 in the engine; MXFP8 weights stay 8 bits except for the ones above.
 
     No rule speaks, and both products of each attention are in float with a reason.
     """
+    if (family, floats, recipe) not in FEW and not request.config.getoption("--all-cases"):
+        pytest.skip("large, for --all-cases")
     source = tmp_path / "m.onnx"
     feed, linear = model(family, source, monkeypatch)
-    result = onnxfq.quantize(
+    result = plain_quantize(
         source,
         [feed],
         recipe=whole_recipe(recipe),
-        accuracy=onnxfq.AccuracyTarget(repair=None),
         options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions(floats)),
     )
     assert check(result.qdq).findings == ()
@@ -191,8 +197,7 @@ def test_float8_convolutions_beside_blocks(base: str, tmp_path: Path) -> None:
     )
     proto = convolution_and_linear()
     feeds = [{"x": np.random.default_rng(0).normal(size=(2, 128, 16, 16)).astype(np.float32)}]
-    accuracy = onnxfq.AccuracyTarget(repair=None)
-    result = onnxfq.quantize(proto, feeds, recipe=path, accuracy=accuracy)
+    result = plain_quantize(proto, feeds, recipe=path)
     assert [str(row) for row in result.plan.coverage()] == ["Conv 1/1", "MatMul 1/1"]
     format_of = {use.node: str(p.spec.qtype) for p in result.plan.weights for use in p.uses}
     linear = str(onnxfq.load_recipe(base).weights.qtype)

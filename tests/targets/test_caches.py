@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 from cached_decoders import HEADS, SIZE, cached_decoder, cached_feeds
 from genai_folders import CACHE_HEADS, HEAD_SIZE, decoder, feeds, write_folder
 
@@ -22,16 +23,19 @@ from onnxfq.graph.signature import output_names
 from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.runtime.session import Session
 
-QUIET = onnxfq.AccuracyTarget(repair=None)
 KEY, VALUE = "past_key_values.0.key", "past_key_values.0.value"
 
 
 def quantized(base: str, proto: onnx.ModelProto, data: list, qtype: str, granularity: str) -> object:
     """Return the result of a recipe with a cache of this format."""
     recipe = onnxfq.load_recipe(base).override(cache={"qtype": qtype, "granularity": granularity})
-    return onnxfq.quantize(
-        proto, data, recipe=recipe.model_copy(update={"activations": None}), accuracy=QUIET
-    )
+    return plain_quantize(proto, data, recipe=recipe.model_copy(update={"activations": None}))
+
+
+@functools.cache
+def of_genai(qtype: str, granularity: str) -> object:
+    """Return the result for GenAI's decoder."""
+    return quantized("genai-int8", decoder(), feeds(8), qtype, granularity)
 
 
 def run(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -52,7 +56,7 @@ def unpack(stored: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("qtype", ["int8", "int4"])
 def test_attention_stores_what_the_simulation_rounds(qtype: str, granularity: str) -> None:
     """A prompt and a token after it: ONNX Runtime's cache and logits are those of the simulation."""
-    result = quantized("genai-int8", decoder(), feeds(8), qtype, granularity)
+    result = of_genai(qtype, granularity)
     (node,) = (node for node in result.qdq.graph.node if node.op_type == "GroupQueryAttention")
     constants = {one.name: onnx.numpy_helper.to_array(one) for one in result.qdq.graph.initializer}
     shape = (1, CACHE_HEADS, 1, HEAD_SIZE) if granularity == "per_axis" else (1,)
@@ -81,7 +85,7 @@ def test_attention_stores_what_the_simulation_rounds(qtype: str, granularity: st
 @pytest.mark.parametrize("qtype", ["int8", "int4"])
 def test_float_interface(qtype: str) -> None:
     """With float inputs and outputs for its caches the model reads back and stores the same numbers."""
-    result = quantized("genai-int8", decoder(), feeds(8), qtype, "per_axis")
+    result = of_genai(qtype, "per_axis")
     wrapped, feed = with_float_caches(result.qdq), feeds(9)[-1]
     first = run(wrapped, feed)
     rest = {"input_ids": np.array([[2]]), "attention_mask": np.ones((1, 13), np.int64)}
@@ -95,7 +99,7 @@ def test_positions_keep_the_range_of_keys() -> None:
     """Two channels that positions turn into each other share a scale of the larger range; values do not."""
     scales = {}
     for granularity in ("per_tensor", "per_axis"):
-        result = quantized("genai-int8", decoder(), feeds(8), "int8", granularity)
+        result = of_genai("int8", granularity)
         stored = [p.tensor for p in result.plan.placements if p.stored]
         scales[granularity] = [result.encodings[name].scale for name in stored]
     key, value = (one.reshape(CACHE_HEADS, 2, HEAD_SIZE // 2) for one in scales["per_axis"])
@@ -170,7 +174,7 @@ def test_prefill_calibrates_decode(base: str, changes: dict[str, dict[str, str]]
 
 def test_float8_inside_attention() -> None:
     """No kernel on a CPU takes it: the model is written by the schema, which onnx checks, with a note."""
-    result = quantized("genai-int8", decoder(), feeds(8), "float8e4m3fn", "per_tensor")
+    result = of_genai("float8e4m3fn", "per_tensor")
     kinds = {v.type.tensor_type.elem_type for v in result.qdq.graph.output[1:]}
     assert kinds == {onnx.TensorProto.FLOAT8E4M3FN}
     assert any("no GroupQueryAttention with caches of float8" in note for note in result.evaluation.notes)
@@ -223,7 +227,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = feeds(6)
     np.savez(tokens, **{name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
     line = ["quantize", str(source), "--data", str(tokens), "--recipe", "genai-int8", "-o", str(made)]
-    assert main([*line, "--kv", "int8", "--kv-granularity", "channel"]) == 0
+    assert main([*line, "--repair", "off", "--kv", "int8", "--kv-granularity", "channel"]) == 0
     capsys.readouterr()
     scales = json.loads((made / "kv_cache_scales.json").read_text())
     assert np.shape(scales["scales"]["k_scales"]) == (1, CACHE_HEADS * HEAD_SIZE) and scales["layer_ids"] == [

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, linear, plain_quantize, qdq_of, stage, weights, whole_recipe
+from builders import BUILDERS, build, linear, qdq_of, stage, weights
 from engines import build_all, unmeasured, verdicts
 
 from onnxfq.targets.reading.context import read
@@ -17,23 +14,14 @@ from onnxfq.targets.tensorrt.rules.structure import EXTRA
 from onnxfq.tools.check import check
 
 RECIPES = ("tensorrt-int8", "tensorrt-fp8", "tensorrt-int4")
-NAMES = [f"{name} {recipe}" for recipe in RECIPES[:2] for name in (*BUILDERS, "digits")]
-NAMES += [f"linear {RECIPES[2]}"]
+NAMES = [f"{name} {recipe}" for recipe in RECIPES[:2] for name in BUILDERS] + [f"linear {RECIPES[2]}"]
 
 
 @pytest.fixture(scope="module")
-def models(digits_model: Path, digit_images: np.ndarray) -> dict[str, onnx.ModelProto]:
+def models() -> dict[str, onnx.ModelProto]:
     """Q/DQ models by `name recipe`."""
-    made = {}
-    for name in NAMES:
-        source, recipe = name.split()
-        if source == "digits":
-            feeds = [{"image": digit_images[:8]}]
-            made[name] = plain_quantize(digits_model, feeds, recipe=whole_recipe(recipe)).qdq
-        else:
-            proto = linear(256, 64) if source == "linear" else BUILDERS[source]()
-            made[name] = qdq_of(stage(proto, recipe))
-    return made
+    protos = {name: make() for name, make in BUILDERS.items()} | {"linear": linear(256, 64)}
+    return {name: qdq_of(stage(protos[name.split()[0]], name.split()[1])) for name in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)

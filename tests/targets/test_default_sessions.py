@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, build_used, weights
+from builders import build, build_used, plain_quantize, weights
 
 import onnxfq
 from onnxfq.documents.recipe import Recipe
@@ -71,7 +71,7 @@ def test_default_options(form: str, opset: int, tmp_path: Path) -> None:
         proto = onnx.shape_inference.infer_shapes(proto)
         feed = {"x": weights(*shape, seed=1)}
         try:
-            result = onnxfq.quantize(proto, [feed], tmp_path / "q.onnx", recipe=wanted)
+            result = plain_quantize(proto, [feed], tmp_path / "q.onnx", recipe=wanted)
         except onnxfq.OnnxfqError as error:
             assert "nothing to quantize" in str(error)
             continue
@@ -97,7 +97,7 @@ def test_a_weight_in_a_stack_has_one_scale_and_says_why(tmp_path: Path) -> None:
     proto = build("g (float[4,5,64] x) => (float[4,5,32] y) { y = MatMul (x, m) }", {"m": weights(4, 64, 32)})
     for form, scales in (("static", 1), ("dynamic", 1), ("int16 inputs", 32), ("weights", 32)):
         feeds = [{"x": weights(4, 5, 64)}]
-        result = onnxfq.quantize(proto, feeds, recipe=recipe(FORMATS[form], tmp_path))
+        result = plain_quantize(proto, feeds, recipe=recipe(FORMATS[form], tmp_path))
         (placement,) = result.plan.weights
         assert result.encodings["m"].scale.size == scales
         assert ("take one scale of a weight" in placement.why) == (scales == 1)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from agreement import with_outputs
-from builders import build, constants, feed_for, graph_text, qdq_of, stage, weights
+from builders import build, constants, feed_for, graph_text, plain_quantize, qdq_of, stage, weights
 from engines import build_all, verdicts
 from half_models import as_type
 from onnx.reference import ReferenceEvaluator
@@ -105,7 +105,7 @@ def test_quantize_writes_it(name: str, tmp_path: Path) -> None:
     """The file has 4 bits and block scales for weights; the figures are the simulation's, with a note."""
     text = "g (float[N,256] x) => (float[N,512] y) { [mm] y = MatMul (x, w) }"
     proto = build(text, {"w": weights(256, 512)})
-    result = onnxfq.quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe=alone(name))
+    result = plain_quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe=alone(name))
     bits = 8 * (tmp_path / "m.onnx").stat().st_size / (256 * 512)
     assert bits < 4.1 + (8 / 16 if name == "nvfp4" else 32 / 32)
     assert result.evaluation.notes == ("Q/DQ model not run: ONNX Runtime has no kernels for float4e2m1",)
@@ -123,7 +123,7 @@ def test_the_engine(name: str, floats: FloatName, tmp_path: Path) -> None:
     options = onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions(floats))
     protos = {at: product(at) for at in MODELS}
     written = {
-        at: onnxfq.quantize(proto, [feed_for(proto)], recipe=alone(name), options=options).qdq
+        at: plain_quantize(proto, [feed_for(proto)], recipe=alone(name), options=options).qdq
         for at, proto in protos.items()
     }
     for at, reports in build_all(tmp_path, written).items():

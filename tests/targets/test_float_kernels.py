@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
 from onnxfq.runtime.session import Session
@@ -61,8 +61,7 @@ def test_the_plan_names_what_runs_in_float(name: str) -> None:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
             feed[value.name] = (rng.standard_normal(shape) + seed - 1).astype(dtype)
         feeds.append(feed)
-    off = onnxfq.AccuracyTarget(repair=None)
-    made = onnxfq.quantize(proto, feeds, recipe="onnxruntime-int8", accuracy=off)
+    made = plain_quantize(proto, feeds, recipe="onnxruntime-int8")
     whys = {use.node: p.why for p in made.plan.placements if p.role == "weight" for use in p.uses}
     assert {node for node, why in whys.items() if "ONNX Runtime" in why} == noted
     result = onnxfq.check(made.qdq, "onnxruntime", build=BuildOptions())
@@ -87,12 +86,11 @@ def test_second_pairs_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         {"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32), "some": np.asarray(at % 2 == 0)}
         for at in range(4)
     ]
-    off = onnxfq.AccuracyTarget(repair=None)
-    made = onnxfq.quantize(proto, feeds, recipe="onnxruntime-int8", accuracy=off).qdq
+    made = plain_quantize(proto, feeds, recipe="onnxruntime-int8").qdq
     (row,) = onnxfq.check(made, "onnxruntime", build=BuildOptions()).coverage
     assert (row.op_type, row.kept, row.promised) == ("Conv", 4, 4)
     monkeypatch.setattr("onnxfq.targets.onnxruntime.policy.pair_bodies", lambda one: one)
-    plain = onnxfq.quantize(proto, feeds, recipe="onnxruntime-int8", accuracy=off).qdq
+    plain = plain_quantize(proto, feeds, recipe="onnxruntime-int8").qdq
     sessions = [Session(one, 1, exact=True) for one in (made, plain)]
     for feed in feeds:
         np.testing.assert_array_equal(*(session.run(feed)[0] for session in sessions))
@@ -104,8 +102,7 @@ def test_half_pairs_of_another_recipe_are_explained() -> None:
     """Pairs in float16 run in float, and `check` says what to do."""
     text, constants, _ = NETWORKS["half matmul"]
     feed = {"x": weights(2, 6, 16).astype(np.float16)}
-    quiet = onnxfq.AccuracyTarget(repair=None)
-    made = onnxfq.quantize(build(text, constants), feed, recipe="tensorrt-int8", accuracy=quiet)
+    made = plain_quantize(build(text, constants), feed, recipe="tensorrt-int8")
     (said,) = explained(made.qdq)
     assert "whose pairs are float32" in said
 
@@ -135,8 +132,7 @@ def test_linear_layers_run_in_integers_at_every_opset(name: str, opset: int) -> 
 def test_missing_zero_points_are_explained() -> None:
     """A check of another recipe's file says what keeps its Gemm in float."""
     proto = build(f"g (float[3,16] x) => (float[] y) {{ {LINEAR['Gemm']} }}", FLOAT, opset=21, ir=10)
-    quiet = onnxfq.AccuracyTarget(repair=None)
-    made = onnxfq.quantize(proto, {"x": weights(3, 16)}, recipe="tensorrt-int8", accuracy=quiet)
+    made = plain_quantize(proto, {"x": weights(3, 16)}, recipe="tensorrt-int8")
     (said,) = explained(made.qdq)
     assert "without zero points" in said
 
@@ -174,8 +170,7 @@ def test_an_einsum_that_is_a_product_is_a_matmul(name: str) -> None:
 
 def runs_in_integers(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> bool:
     """Tell whether ONNX Runtime runs all that the written file promises."""
-    quiet = onnxfq.AccuracyTarget(repair=None)
-    result = onnxfq.quantize(proto, feed, recipe="onnxruntime-int8", accuracy=quiet)
+    result = plain_quantize(proto, feed, recipe="onnxruntime-int8")
     checked = onnxfq.check(result.qdq, "onnxruntime", build=BuildOptions())
     return bool(checked.coverage) and all(row.kept == row.promised for row in checked.coverage)
 

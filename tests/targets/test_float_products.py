@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 import onnxfq
 from onnxfq.numerics.metrics import ratio_db
@@ -72,7 +72,7 @@ def written(proto: onnx.ModelProto, recipe: str, given: list[dict[str, np.ndarra
     """Return the Q/DQ model with the node `mid` in float."""
     base = onnxfq.load_recipe(recipe)
     asked = base.override(overrides=[{"nodes": ["mid"], "keep_float": True}])
-    return onnxfq.quantize(proto, given, recipe=asked, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
+    return plain_quantize(proto, given, recipe=asked).qdq
 
 
 @pytest.mark.grid

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from builders import build, weights
+from builders import build, plain_quantize, weights
 from genai_folders import CACHE_HEADS, CONTEXT, HEAD_SIZE, WORDS, decoder, feeds, write_folder
 
 import onnxfq
@@ -62,7 +62,7 @@ def test_values(inner: int, scheme: dict[str, object], rounded: bool) -> None:
     if rounded:
         size = scheme.get("block_size", 32)
         chosen = chosen.override(activations={"block_size": size})
-    result = onnxfq.quantize(proto, [{"x": x}], recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
+    result = plain_quantize(proto, [{"x": x}], recipe=chosen)
     (node,) = result.qdq.graph.node
     attributes = {a.name: a.i for a in node.attribute}
     assert node.op_type == "MatMulNBits" and attributes["accuracy_level"] == (4 if rounded else 0)
@@ -90,7 +90,7 @@ def test_weights_in_pairs(form: WeightForm, scheme: dict[str, object]) -> None:
     proto = build(PRODUCT, {"w": weights(256, 24)})
     x = np.random.default_rng(0).normal(size=(7, 256)).astype(np.float32)
     chosen = with_weight_form(recipe(True, **scheme), form)
-    result = onnxfq.quantize(proto, [{"x": x}], recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
+    result = plain_quantize(proto, [{"x": x}], recipe=chosen)
     kinds = [node.op_type for node in result.qdq.graph.node]
     assert kinds == ["DequantizeLinear", *(["Transpose"] if form == "qdq-transpose" else []), "MatMul"]
     sizes = {one.name: list(one.dims) for one in result.qdq.graph.initializer}
@@ -107,7 +107,7 @@ def test_weight_form_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
     tokens = tmp_path / "tokens.npz"
     np.savez(tokens, **{name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
     line = ["quantize", str(source), "--data", str(tokens), "-o", str(made), "--weight-form", "qdq-transpose"]
-    assert main([*line, "--recipe", "genai-int4", "--kv", "int8"]) == 0
+    assert main([*line, "--recipe", "genai-int4", "--kv", "int8", "--repair", "off"]) == 0
     kinds = [node.op_type for node in onnx.load(made / "model.onnx").graph.node]
     assert kinds.count("Transpose") == kinds.count("DequantizeLinear") == 6 == kinds.count("MatMul")
     cache = np.zeros((1, CACHE_HEADS, 0, HEAD_SIZE), np.int8)
@@ -125,7 +125,7 @@ def test_weight_form_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("name", ["genai-int4", "genai-uint4", "genai-int8"])
 def test_decoder(name: str) -> None:
     """All linear layers become MatMulNBits, and all names stay."""
-    result = onnxfq.quantize(decoder(), feeds(8), recipe=name)
+    result = plain_quantize(decoder(), feeds(8), recipe=name)
     before, after = decoder().graph, result.qdq.graph
     for field in ("input", "output"):
         assert [v.name for v in getattr(before, field)] == [v.name for v in getattr(after, field)]
@@ -144,7 +144,7 @@ def test_embeddings(qtype: str) -> None:
     """ONNX Runtime looks up the rows that the simulation has; other tables stay in float."""
     chosen = recipe(False, qtype=qtype, symmetric=qtype != "uint4", block_size=16)
     chosen = chosen.model_copy(update={"embeddings": "quantize"})
-    result = onnxfq.quantize(decoder(), feeds(8), recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
+    result = plain_quantize(decoder(), feeds(8), recipe=chosen)
     kinds = [node.op_type for node in result.qdq.graph.node]
     assert kinds.count("GatherBlockQuantized") == 1 and kinds.count("MatMulNBits") == 6
     feed, hidden = feeds(9)[-1], onnx.helper.make_empty_tensor_value_info("hidden")
@@ -205,9 +205,8 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [{"text": " ".join(random.choice(WORDS, 80))} for _ in range(10)]
     texts.write_text("\n".join(map(json.dumps, lines)))
     made = tmp_path / "int8"
-    assert (
-        main(["quantize", str(source), "--data", str(texts), "--recipe", "genai-int8", "-o", str(made)]) == 0
-    )
+    words = ["--data", str(texts), "--recipe", "genai-int8", "--repair", "off"]
+    assert main(["quantize", str(source), *words, "-o", str(made)]) == 0
     assert "MatMul 6/6" in capsys.readouterr().out
     assert {p.name for p in made.iterdir()} == {"genai_config.json", "model.onnx", "tokenizer.json"}
     assert (made / "genai_config.json").read_text() == (source / "genai_config.json").read_text()
@@ -277,7 +276,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_folder_from_a_checkpoint(checkpoint: Path) -> None:
     """The builder's float folder is quantized as if it were given, and leaves nothing."""
-    words = ["--data", "texts.txt", "--recipe", "genai-int4", "-q"]
+    words = ["--data", "texts.txt", "--recipe", "genai-int4", "-q", "--repair", "off"]
     assert main(["quantize", "float", *words, "-o", "given"]) == 0
     assert main(["quantize", "llama", *words, "-o", "made", "--python", str(checkpoint / "python")]) == 0
     given, made = (
@@ -359,8 +358,8 @@ def test_folder_of_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[
     texts.write_text(" ".join(np.random.default_rng(0).choice(WORDS, 400)))
     small = tmp_path / "r.yaml"
     small.write_text("base: tensorrt-int4\nweights: {block_size: 16, other_block_sizes: []}\n")
-    made, data = tmp_path / "rtx", ["--data", str(texts)]
-    assert main(["quantize", str(source), *data, "--recipe", str(small), "-o", str(made)]) == 0
+    made, data, off = tmp_path / "rtx", ["--data", str(texts)], ["--repair", "off"]
+    assert main(["quantize", str(source), *data, *off, "--recipe", str(small), "-o", str(made)]) == 0
     blocks = [
         node for node in onnx.load(made / "model.onnx").graph.node if node.op_type == "DequantizeLinear"
     ]
@@ -373,7 +372,7 @@ def test_folder_of_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(OnnxfqError, match="one recipe at a time"):
         onnxfq.quantize(source, texts, tmp_path / "both", recipe=["genai-int8", "genai-int4"])
     int8 = tmp_path / "int8"
-    assert main(["quantize", str(source), *data, "--recipe", "genai-int8", "-o", str(int8)]) == 0
+    assert main(["quantize", str(source), *data, *off, "--recipe", "genai-int8", "-o", str(int8)]) == 0
     main(["convert", str(int8), "-o", str(tmp_path / "converted.onnx")])
     assert "DequantizeLinear" in {node.op_type for node in onnx.load(tmp_path / "converted.onnx").graph.node}
 
@@ -439,7 +438,7 @@ def test_shards(tmp_path: Path) -> None:
         source = write_folder(tmp_path / f"float {len(made)}")
         change(source)
         made.append(tmp_path / f"int8 {len(made)}")
-        onnxfq.quantize(source, feeds(4), made[-1], recipe="genai-int8")
+        plain_quantize(source, feeds(4), made[-1], recipe="genai-int8")
     assert {one.name for one in made[1].iterdir()} == {one.name for one in made[0].iterdir()}
     products = [run_plain(onnx.load(one / "model.onnx"), feeds(1)[0])[0] for one in made]
     np.testing.assert_array_equal(*products)
@@ -551,8 +550,11 @@ HOSTILE: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_tokenizers(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_hostile_tokenizers(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A panic and memory without end are an error in one line, and print nothing."""
+    monkeypatch.setattr("onnxfq.data.texts.MEMORY", 1 << 29)  # filled sooner
     folder = _tokenizer(tmp_path / "own", **HOSTILE[case])
     with pytest.raises(DataError, match="cannot read the tokenizer [^\n]*; export the folder again"):
         list(TextTokens(folder).windows(["a little girl was there"], 4))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import feed_for, linear, whole_recipe
+from builders import feed_for, linear, plain_quantize, whole_recipe
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -35,7 +35,7 @@ def test_the_builder_agrees(name: str, tmp_path: Path) -> None:
     """
     proto, half = linear(64, 64), QuantizeOptions(floats=FloatOptions("fp16"))
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    written = onnxfq.quantize(proto, feeds, tmp_path / "q.onnx", recipe=whole_recipe(name), options=half).qdq
+    written = plain_quantize(proto, feeds, tmp_path / "q.onnx", recipe=whole_recipe(name), options=half).qdq
     assert any(node.op_type == "DequantizeLinear" for node in written.graph.node)
     shapes = profiles(written, {})
     reports = run_jobs([Job(tmp_path / "q.onnx", f"SM{sm}", shapes) for sm in BUILT], 600)
@@ -84,7 +84,7 @@ def test_names_and_numbers(text: str, capability: int) -> None:
     assert QuantizeOptions(gpus=(text,)).capability == capability
 
 
-@pytest.mark.parametrize("text", ["", "l5", "rtx", "8", "SM"])
+@pytest.mark.parametrize("text", ["", "l5", "rtx", "8", "SM", "SM8.9.1", "-8.9"])
 def test_unknown_gpus(text: str) -> None:
     """Other text is refused with the names that are near."""
     with pytest.raises(DataError, match=r"give its compute capability, such as 8.9 or SM89, or a name"):
@@ -154,7 +154,7 @@ def test_models_are_checked() -> None:
     """`check` refuses the formats of a model that a GPU lacks, one finding for each GPU."""
     proto = linear(64, 64)
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    model = onnxfq.quantize(proto, feeds, recipe=whole_recipe("tensorrt-fp8")).qdq
+    model = plain_quantize(proto, feeds, recipe=whole_recipe("tensorrt-fp8")).qdq
     assert onnxfq.check(model, gpus=["l4", "h100"]).passed
     found = onnxfq.check(model, gpus=["l4", "a100", "orin"])
     messages = [finding.message for finding in found.findings if finding.rule == "gpu"]
@@ -168,7 +168,7 @@ def test_builds_are_for_the_gpus(tmp_path: Path) -> None:
     """`--build` is for the GPUs that are given, and a warning names one without kernels there."""
     proto = linear(64, 64)
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    model = onnxfq.quantize(proto, feeds, recipe="tensorrt-int8").qdq
+    model = plain_quantize(proto, feeds, recipe="tensorrt-int8").qdq
     for gpus, devices in ((["rtx50", "8.0"], {"SM120", "SM80"}), (["orin"], {"SM86", "SM89"})):
         found = onnxfq.check(model, build=BuildOptions(), gpus=gpus)
         assert {node.device for node in found.engine} == devices and found.passed

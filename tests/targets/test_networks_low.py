@@ -18,11 +18,12 @@ from onnxfq.targets.target import BuildOptions, prepare_model
 pytest.importorskip("torch")
 
 PACKAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino", "qnn": "onnxruntime_qnn"}
-LARGE = {"vit_b16", "resnet50", *(name for name in NETWORKS if name.startswith("light_"))}
-"""Networks of many weights, which all cases have alone."""
+SMALL = ("bert", "unet", "detector", "windows", "decoder", "mixer", "residual", "wide depthwise", "sound")
+SMALL += ("grouped", "dense")
+"""Networks that are exported and run in a second or two; the others are for all cases alone."""
 
 MODELS = sorted(Path(os.environ.get("ONNXFQ_MODELS", "missing")).glob("*/*.onnx"))
-"""Trained networks, each in its own folder."""
+"""Trained networks, each in its own folder; those above 3 MB are for all cases alone."""
 
 KEPT = 0.99
 """Least share of the promised operators of a network that run low."""
@@ -30,6 +31,8 @@ KEPT = 0.99
 
 def assert_kept(proto: onnx.ModelProto, target: str) -> None:
     """Quantize by the recipe of 8 bits, and count what runs low; no operator may have none."""
+    if target == "openvino" and find_spec("openvino") is None:
+        pytest.skip("OpenVINO is not installed")
     model, recipe = prepare_model(onnxfq.load(proto), target), onnxfq.load_recipe(f"{target}-int8")
     plan = onnxfq.make_plan(model, recipe)
     statistics = onnxfq.collect_statistics(model, plan, [feed_for(model.proto, 0, 1)])
@@ -49,10 +52,8 @@ def assert_kept(proto: onnx.ModelProto, target: str) -> None:
 )
 def test_promises_are_kept(name: str, target: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Every network runs at least 99% of what is promised so, and some of every operator."""
-    if name in LARGE and not request.config.getoption("--all-cases"):
+    if name not in SMALL and not request.config.getoption("--all-cases"):
         pytest.skip("large, for --all-cases")
-    if target == "openvino" and find_spec("openvino") is None:
-        pytest.skip("OpenVINO is not installed")
     assert_kept(NETWORKS[name](tmp_path), target)
 
 
@@ -60,10 +61,12 @@ def test_promises_are_kept(name: str, target: str, tmp_path: Path, request: pyte
 @pytest.mark.filterwarnings("ignore")  # numbers that are made up, one sample
 @pytest.mark.parametrize("target", PACKAGES)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-def test_promises_of_trained_networks_are_kept(path: Path, target: str) -> None:
+def test_promises_of_trained_networks_are_kept(
+    path: Path, target: str, request: pytest.FixtureRequest
+) -> None:
     """The same of the networks that ONNXFQ_MODELS names."""
-    if target == "openvino" and find_spec("openvino") is None:
-        pytest.skip("OpenVINO is not installed")
+    if path.stat().st_size > 3 << 20 and not request.config.getoption("--all-cases"):
+        pytest.skip("large, for --all-cases")
     proto = onnx.load(path)
     try:
         assert_kept(proto, target)

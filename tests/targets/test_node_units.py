@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, planned, weights
+from builders import build, plain_quantize, planned, weights
 from integer_kernels import simulate
 
 import onnxfq
@@ -88,8 +88,7 @@ def network(text: str) -> onnx.ModelProto:
 def quantized(proto: onnx.ModelProto, path: Path, seed: int = 0) -> onnx.ModelProto:
     """Write `proto` quantized for ONNX Runtime, without remedies, and return it."""
     feeds = [{"x": weights(2, 4, 9, 9, seed=seed + number)} for number in range(3)]
-    off = onnxfq.AccuracyTarget(repair=None)
-    onnxfq.quantize(proto, feeds, path, recipe="onnxruntime-int8", accuracy=off)
+    plain_quantize(proto, feeds, path, recipe="onnxruntime-int8")
     return onnx.load(path)
 
 
@@ -163,8 +162,7 @@ def test_biases_fit_their_integers(tmp_path: Path) -> None:
     proto = build(f"{IMAGE} {{ [c0] y = Conv (x, w, b) }}", {"w": weight, "b": weights(16) * 5})
     feed = {"x": weights(8, 4, 9, 9) * np.float32(1e8)}
     path = tmp_path / "q.onnx"
-    off = onnxfq.AccuracyTarget(repair=None)
-    onnxfq.quantize(proto, [feed], path, recipe="onnxruntime-int8", accuracy=off)
+    plain_quantize(proto, [feed], path, recipe="onnxruntime-int8")
     onnx.save(proto, tmp_path / "float.onnx")
     wanted, *found = (
         session(file, optimized).run(None, feed)[0]
@@ -276,8 +274,7 @@ def test_a_sum_is_not_rounded_before_its_bias() -> None:
         proto.graph.node[0].input.append("lift")
         lift = onnx.numpy_helper.from_array(np.full(4, shift, np.float32), "lift")
         proto.graph.initializer.append(lift)
-        off = onnxfq.AccuracyTarget(repair=None)
-        result = onnxfq.quantize(proto, samples, recipe="onnxruntime-int8", accuracy=off)
+        result = plain_quantize(proto, samples, recipe="onnxruntime-int8")
         found.append(result.evaluation.lowest_db)
     assert found[1] == pytest.approx(found[0], abs=0.5)  # float32 sums near 200 differ
 
@@ -293,9 +290,7 @@ def test_a_bias_keeps_the_kernel_of_its_product(tmp_path: Path) -> None:
     proto = onnx.shape_inference.infer_shapes(proto)
     path = tmp_path / "q.onnx"
     feeds = [{"x": weights(1, 6, 64, seed=number)} for number in range(2)]
-    onnxfq.quantize(
-        proto, feeds, path, recipe="onnxruntime-int8", accuracy=onnxfq.AccuracyTarget(repair=None)
-    )
+    plain_quantize(proto, feeds, path, recipe="onnxruntime-int8")
     plain = onnx.load(path)
     for tensor in plain.graph.initializer:
         if tensor.name.endswith("/row"):
@@ -326,13 +321,8 @@ def test_a_result_that_a_pair_does_not_read_alone(name: str, rows: str, tmp_path
     values = {"p": weights(8, 8), "q": weights(8, 8, seed=1), "last": np.int64([-1])}
     used = {one: array for one, array in values.items() if f" {one})" in text}
     path, feeds = tmp_path / "q.onnx", [{"x": weights(1, 6, 8, seed=number)} for number in range(4)]
-    off = onnxfq.AccuracyTarget(repair=None)
-    made = onnxfq.quantize(
-        onnx.shape_inference.infer_shapes(build(text, used)),
-        feeds,
-        path,
-        recipe="onnxruntime-int8",
-        accuracy=off,
+    made = plain_quantize(
+        onnx.shape_inference.infer_shapes(build(text, used)), feeds, path, recipe="onnxruntime-int8"
     )
     assert made.proof is not None and not made.proof.difference
     assert [(row.kept, row.promised) for row in made.proof.coverage] == [(2, 2)]
@@ -359,8 +349,7 @@ def test_products_of_two_axes_are_one_kernel_with_their_bias(shape: tuple[int, .
         build(text, {"m": CONSTANTS["m"], "n": weights(*shape, seed=7)})
     )
     path, feed = tmp_path / "q.onnx", {"x": weights(6, 4)}
-    off = onnxfq.AccuracyTarget(repair=None)
-    onnxfq.quantize(proto, [feed], path, recipe="onnxruntime-int8", accuracy=off)
+    plain_quantize(proto, [feed], path, recipe="onnxruntime-int8")
     (made,) = session(path, tmp_path / "optimized.onnx").run(None, feed)
     counts = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
     assert counts["QGemm"] == 1 and not {"Gemm", "MatMul", "Add"} & set(counts)
@@ -374,8 +363,7 @@ def test_constants_in_files(tmp_path: Path) -> None:
         t = Add (g, offset) {TAIL}"""
     path, made = tmp_path / "m.onnx", tmp_path / "q.onnx"
     onnx.save(network(text), path, save_as_external_data=True, size_threshold=0)
-    off = onnxfq.AccuracyTarget(repair=None)
-    onnxfq.quantize(path, [{"x": weights(2, 4, 9, 9)}], made, recipe="onnxruntime-int8", accuracy=off)
+    plain_quantize(path, [{"x": weights(2, 4, 9, 9)}], made, recipe="onnxruntime-int8")
     session(made, tmp_path / "optimized.onnx")
     assert FLOAT.isdisjoint(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
 
@@ -397,7 +385,6 @@ def test_a_tiny_weight_of_two_convolutions_fits_both_biases(tmp_path: Path) -> N
             {"w": weight, "b0": np.full(4, first, np.float32), "b1": np.full(4, second, np.float32)},
         )
         path, feed = tmp_path / "q.onnx", {"x": weights(2, 4, 9, 9)}
-        off = onnxfq.AccuracyTarget(repair=None)
-        onnxfq.quantize(proto, [feed], path, recipe="onnxruntime-int8", accuracy=off)
+        plain_quantize(proto, [feed], path, recipe="onnxruntime-int8")
         found = session(path).run(None, feed)[0].mean((0, 2, 3))
         np.testing.assert_allclose(found, [first] * 4 + [second] * 4, rtol=0.01)  # 8 bits

@@ -7,7 +7,7 @@ from copy import deepcopy
 import numpy as np
 import onnx
 import pytest
-from builders import build, feed_for, weights
+from builders import build, feed_for, plain_quantize, weights
 
 import onnxfq
 from onnxfq.runtime.session import Session
@@ -17,7 +17,6 @@ pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 from onnxfq.targets.openvino.runtime import open_model  # noqa: E402  only once it is known to be there
 
-OFF = onnxfq.AccuracyTarget(repair=None)
 SIGNED = onnxfq.load_recipe("openvino-int8").override(activations={"qtype": "int8", "symmetric": True})
 BEHIND = {
     "alone": "d = Concat <axis = 1> (x, z)",
@@ -52,7 +51,7 @@ def test_no_signed_grid_behind_a_concat(behind: str) -> None:
     constants = {"w": weights(8, 8, 1, 1), "b": weights(8), "half": np.full((1, 8, 1, 1), 0.5, np.float32)}
     proto = build(text, constants | {"shape": np.asarray([1, 8, 36, 1])})
     feeds = [feed_for(proto, seed) for seed in range(4)]
-    result = onnxfq.quantize(proto, feeds, recipe=SIGNED, accuracy=OFF)
+    result = plain_quantize(proto, feeds, recipe=SIGNED)
     folded = behind not in ("Sigmoid", "Reshape")
     (placement,) = (p for p in result.plan.activations if p.tensor == "d")
     assert placement.spec.qtype.name == ("uint8" if folded else "int8")
@@ -80,7 +79,7 @@ def test_convolutions_keep_their_scale(product: str, readers: str) -> None:
         {"w": weights(*shape), **({"b": np.zeros(8, np.float32)} if "b)" in text else {})},
     )
     feeds = [feed_for(proto, seed) for seed in range(4)]
-    made = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=OFF).qdq
+    made = plain_quantize(proto, feeds, recipe="openvino-int8").qdq
     assert compare(made, feeds[0]) > 60
     bare = deepcopy(made)
     (node,) = (node for node in bare.graph.node if node.op_type in ("Conv", "ConvTranspose"))
@@ -121,7 +120,7 @@ def test_products_keep_their_sign(product: str, behind: str) -> None:
         | {name: one for name, one in numbers.items() if f"{name})" in RECTIFIED[behind]},
     )
     feeds = [feed_for(proto, seed) for seed in range(4)]
-    result = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=OFF)
+    result = plain_quantize(proto, feeds, recipe="openvino-int8")
     assert result.proof is not None and not result.proof.kept_float and compare(result.qdq, feeds[0]) > 60
     bare = deepcopy(result.qdq)
     (node,) = (node for node in bare.graph.node if node.op_type in BARE)
@@ -136,7 +135,7 @@ def test_half_types_get_a_bias_of_their_type() -> None:
     text = "g (float16[N,8,6,6] x) => (float16[N,8,6,6] y) { c = Conv (x, w) r = Relu (c) y = Add (c, r) }"
     proto = build(text, {"w": weights(8, 8, 1, 1).astype(np.float16)}, opset=21, ir=10)
     feeds = [{"x": feed_for(proto, seed)["x"].astype(np.float16)} for seed in range(4)]
-    result = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=OFF)
+    result = plain_quantize(proto, feeds, recipe="openvino-int8")
     (bias,) = (t for t in result.qdq.graph.initializer if t.name.endswith("least_bias"))
     assert onnx.numpy_helper.to_array(bias).dtype == np.float16 and onnx.numpy_helper.to_array(bias).all()
     assert result.proof is not None and result.proof.runtime and not result.proof.difference

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from builders import build, constants, feed_for, stage, transposed_weight, weights
+from builders import build, constants, feed_for, plain_quantize, stage, transposed_weight, weights
 from one_operator import dequantized, one_operator, weight
 from onnx import TensorProto
 from onnxruntime import get_ep_devices
@@ -245,7 +245,7 @@ def test_a_norm_of_single_operators_is_one() -> None:
     feed = {"x": rows}
     want, got = (Session(one, 1).run(feed)[0] for one in (proto, prepared.proto))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)  # the sums of a row in another order
-    result = onnxfq.quantize(proto, feed, recipe="qnn-int8", accuracy=onnxfq.AccuracyTarget(repair=None))
+    result = plain_quantize(proto, feed, recipe="qnn-int8")
     (candidate,) = result.evaluation.candidates
     assert not candidate.broken and candidate.lowest_db > 12
     assert any("9 operators are 1 LayerNormalization now" in note for note in result.model.notes)
@@ -616,7 +616,7 @@ def test_the_htp_takes_a_whole_transformer(recipe: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime_qnn", reason="onnxruntime-qnn is not installed")
     proto, feeds = attention(MASKS[-1])
     path = tmp_path / "q.onnx"
-    onnxfq.quantize(proto, feeds, path, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None))
+    plain_quantize(proto, feeds, path, recipe=recipe)
     result = onnxfq.check(path, "qnn", build=BuildOptions())
     assert result.passed and not result.findings, result.table()
     run = qnn_build.open_model(path)
@@ -796,7 +796,7 @@ def test_a_bias_is_added_in_its_product(sizes: str, recipe: str) -> None:
     assert axes == {"x": None, "w": 1, "r": None, "y": None}
     assert {row.op_type: row.quantized for row in plan.coverage()} == {"MatMul": 1, "Abs": 1}
     feeds = [{"x": weights(*map(int, sizes.split(",")), seed=seed)} for seed in range(6)]
-    made = onnxfq.quantize(proto, feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
+    made = plain_quantize(proto, feeds, recipe=recipe).qdq
     run = {node.op_type for node in optimize_graph(made).graph.node}
     assert run.isdisjoint({"Add", "MatMul"})
     has_htp = find_spec("onnxruntime_qnn") is not None

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, conv_relu, feed_for, linear, weights
+from builders import build, conv_relu, feed_for, linear, plain_quantize, weights
 
 import onnxfq
 from onnxfq.documents.recipe import Recipe
@@ -46,12 +46,8 @@ def test_the_file_is_the_simulation(recipe: str, proto: onnx.ModelProto, tmp_pat
     feeds = [feed_for(proto, seed) for seed in range(3)]
     chosen = onnxfq.load_recipe(recipe)
     nearest = chosen.weights.model_copy(update={"rounding": "nearest"})
-    result = onnxfq.quantize(
-        proto,
-        feeds,
-        tmp_path / "m.onnx",
-        recipe=chosen.model_copy(update={"weights": nearest}),
-        accuracy=onnxfq.AccuracyTarget(repair=None),
+    result = plain_quantize(
+        proto, feeds, tmp_path / "m.onnx", recipe=chosen.model_copy(update={"weights": nearest})
     )
     written = onnx.load(tmp_path / "m.onnx")
     onnx.checker.check_model(written)
@@ -77,7 +73,7 @@ def test_modes_of_rounding(bits: str, modes: dict[str, object], tmp_path: Path) 
     """The file rounds as the recipe says: by its figures, its attributes, and NumPy's arithmetic."""
     proto = linear(64, 6)
     feeds = [feed_for(proto, seed) for seed in range(4)]
-    result = onnxfq.quantize(proto, feeds, tmp_path / "m.onnx", recipe=modes_recipe(bits, modes))
+    result = plain_quantize(proto, feeds, tmp_path / "m.onnx", recipe=modes_recipe(bits, modes))
     (node,) = [n for n in onnx.load(tmp_path / "m.onnx").graph.node if n.domain == "onnxfq"]
     names = {a.name for a in node.attribute}
     assert set(modes) <= names and not names & ({"rounding", "arithmetic", "saturate"} - set(modes))
@@ -135,6 +131,6 @@ def test_a_promise_holds_for_the_file(tmp_path: Path) -> None:
 def test_check_says_what_it_is(tmp_path: Path) -> None:
     """TensorRT has none of the operators: one finding for each, with the remedy."""
     proto = linear(64, 6)
-    onnxfq.quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="nvfp4")
+    plain_quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="nvfp4")
     (finding,) = onnxfq.check(tmp_path / "m.onnx").findings
     assert finding.severity == "refused" and "a recipe for TensorRT; both write Q/DQ" in finding.message
