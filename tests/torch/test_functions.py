@@ -280,10 +280,8 @@ def test_pact_is_the_paper():
 
 
 # torch's compiler warns of deprecations in itself.
-@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("qtype", ["int8", "float8e4m3fn", "float4e2m1"])
+@pytest.mark.parametrize(("qtype", "learned"), [("int8", True), ("float8e4m3fn", False)])
 def test_compiles_without_a_break(qtype, learned):
     """torch.compile takes it as one graph, and the compiled code gives the same bits, forward and back."""
     x, scale = values(8, 64), torch.rand(8, generator=torch.Generator().manual_seed(0)) + 0.1

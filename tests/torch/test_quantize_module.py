@@ -137,10 +137,10 @@ def test_layers_round_input_and_weight(name):
     assert layer._parameters["weight"].grad is not None
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_weights(kind):
+@pytest.mark.parametrize(("kind", "layers"), [(nn.LSTM, 2), (nn.GRU, 1), (nn.RNN, 1)])
+def test_recurrent_weights(kind, layers):
     """LSTM, GRU and RNN multiply rounded weights; their inputs and biases are float."""
-    layer = kind(4, 5, num_layers=2, bidirectional=True)
+    layer = kind(4, 5, num_layers=layers, bidirectional=True)
     model, x, plain = nn.ModuleDict({"layer": layer}), torch.randn(2, 2, 4), copy.deepcopy(layer)
     model.forward = lambda x: layer(x)[0]
     prepared(model, x, recipe("int8", "int4", granularity="blocked", block_size=2))
@@ -151,7 +151,7 @@ def test_recurrent_weights(kind):
             parameter.data = fake_quantize(parameter.data, scale, qtype="int4", axis=1, block_size=2)
     assert torch.equal(model(x), plain(x)[0])
     model(x).sum().backward()
-    assert layer._parameters["weight_hh_l1_reverse"].grad is not None
+    assert layer._parameters[f"weight_hh_l{layers - 1}_reverse"].grad is not None
     remove_fake_quantize(model)
     layer.to(torch.float64)
     assert layer(x.double())[0].dtype == torch.float64
