@@ -5,11 +5,17 @@ from __future__ import annotations
 import copy
 import functools
 
+from torch._export import utils
 from torch.onnx._internal.exporter import _registration
 
 
 def keep_functions() -> None:
-    """Let each export take a copy of one table; torch would read the sources of 500 functions again."""
+    """Let each export take a copy of one table; torch would read the sources of 500 functions again.
+
+    Nor does it ask 54 times for the operators of all libraries, of which tests add none.
+    """
+    for name in ("_materialize_cpp_cia_ops", "_collect_all_valid_cia_ops_for_namespace"):
+        setattr(utils, name, functools.cache(getattr(utils, name)))
     table = _registration.ONNXRegistry
     made = functools.cache(table.from_torchlib)
 

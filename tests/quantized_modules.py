@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import torch
 from builders import run_as_written
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_structure
 
 import onnxfq
 from onnxfq.documents.recipe import Recipe
 from onnxfq.torch import compute_encodings, plan_of, quantize_module
+from onnxfq.torch.recording import record_calls
 
 
 def recipe(activations="int8", weights="int8", target="simulation", overrides=(), **fields) -> Recipe:
@@ -31,6 +35,30 @@ def prepared(model: nn.Module, x, asked=None) -> onnxfq.Plan:
     with torch.no_grad(), compute_encodings(model):
         model(*x) if isinstance(x, tuple) else model(x)
     return plan_of(model)
+
+
+_recorded: dict[str, tuple[Any, Any]] = {}
+
+
+def record_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the calls and the export of a module, made once for all that have its parts, sizes and modes.
+
+    Hooks and graphs of torch.export are recorded each time.
+    """
+    parts, tensors = list(model.named_modules()), [*model.named_parameters(), *model.named_buffers()]
+    hooks = any(one._forward_pre_hooks or one._forward_hooks for _, one in parts)
+    if hooks or isinstance(model, torch.fx.GraphModule):
+        return record_calls(model, args, kwargs)
+    own = [(path, type(one), {k: v for k, v in vars(one).items() if k[0] != "_"}) for path, one in parts]
+    sizes = [(name, one.shape, one.dtype) for name, one in tensors]
+    given = [
+        (one.shape, one.dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+        for one in tree_leaves((args, kwargs))
+    ]
+    key = f"{own} {sizes} {given} {tree_structure((args, kwargs))}"
+    if key not in _recorded:  # with the parts, so that nothing else gets the address of one
+        _recorded[key] = own, record_calls(model, args, kwargs)
+    return _recorded[key][1]
 
 
 def roles(plan: onnxfq.Plan, model) -> dict[tuple[str, int], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,27 +55,55 @@ def choose_qparams(
     inverted or beyond float32, for an asymmetric float type, and for a symmetric type without numbers on
     both sides of 0.
     """
-    rules = rules or ParamRules()
-    qtype = as_qtype(qtype)
+    qtype, rules = as_qtype(qtype), rules or ParamRules()
     check_symmetry(qtype, symmetric)
     low, high = _ends(rmin, rmax)
+
+    def rounded(step: Any) -> Any:
+        return round_scale(step, rules.float_type).astype(np.float64)
+
+    scale, zero = params_of_range(low, high, qtype, symmetric, rules, rounded)
+    if zero is None:
+        return scale.astype(np.float32), np.zeros(scale.shape, np.int32)
+    kept = zero.astype(np.float32) if rules.fractional_zero_point else np.rint(zero).astype(np.int32)
+    return scale.astype(np.float32), kept
+
+
+def params_of_range(
+    low: Any,
+    high: Any,
+    qtype: QType,
+    symmetric: bool,
+    rules: ParamRules,
+    round_scale: Callable[[Any], Any],
+    library: Any = np,
+) -> tuple[Any, Any]:
+    """Return the scale of a range, and its zero point before it is rounded, both float64; None if symmetric.
+
+    Args:
+        low: lower ends, float64.
+        high: upper ends, of the same shape.
+        qtype: number format.
+        symmetric: as in `choose_qparams`, whose rules hold.
+        rules: constraints in addition to the range.
+        round_scale: rounds float64 scales to numbers of the type that they are stored in.
+        library: NumPy, or torch for its tensors.
+    """
     most = reach(qtype, symmetric, rules.float_type)
-    low, high = np.clip(low, -most, 0.0), np.clip(high, 0.0, most)
+    low, high = library.clip(low, -most, 0.0), library.clip(high, 0.0, most)
     if symmetric:
-        scale = _symmetric_step(low, high, qtype)
+        step = _symmetric_step(low, high, qtype, library)
     else:
-        scale = (high - low) / (qtype.qmax - qtype.qmin)
-    dead = scale == 0.0
-    limited = np.clip(scale, FLOATS[rules.float_type].smallest_scale, _LARGEST)
+        step = (high - low) / (qtype.qmax - qtype.qmin)
+    limited = library.clip(step, FLOATS[rules.float_type].smallest_scale, _LARGEST)
+    limited = library.where(step == 0, 1.0, limited)
     if rules.power_of_two:
-        limited = _next_power_of_two(limited)
-    scale32 = round_scale(np.where(dead, 1.0, limited), rules.float_type)
-    if symmetric:
-        return scale32, np.zeros(scale32.shape, np.int32)
-    zero = np.clip(qtype.qmin - low / scale32.astype(np.float64), qtype.qmin, qtype.qmax)
-    if rules.fractional_zero_point:
-        return scale32, zero.astype(np.float32)
-    return scale32, np.rint(zero).astype(np.int32)
+        # frexp: limited = fraction * 2^exponent with fraction in [1/2, 1); 1/2 is already a power of two.
+        fraction, exponent = library.frexp(limited)
+        exponent = library.where(fraction == 0.5, exponent - 1, exponent)
+        limited = library.clip(library.ldexp(library.ones_like(limited), exponent), None, _LARGEST_POWER)
+    scale = round_scale(limited)
+    return scale, None if symmetric else library.clip(qtype.qmin - low / scale, qtype.qmin, qtype.qmax)
 
 
 def adjust_min_max(
@@ -119,9 +148,9 @@ def _ends(rmin: ArrayLike, rmax: ArrayLike) -> tuple[NDArray[np.float64], NDArra
     return low, high
 
 
-def _symmetric_step(low: NDArray[np.float64], high: NDArray[np.float64], qtype: QType) -> NDArray[np.float64]:
+def _symmetric_step(low: Any, high: Any, qtype: QType, library: Any = np) -> Any:
     """Return the least scale whose grid holds [low, high], where low <= 0 <= high; 0 for [0, 0]."""
-    return np.maximum(high / qtype.qmax, low / qtype.qmin)
+    return library.maximum(high / qtype.qmax, low / qtype.qmin)
 
 
 def _delta(width: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -138,13 +167,6 @@ def reach(qtype: QType, symmetric: bool, float_type: FloatType) -> float:
         return _LARGEST
     beyond = FLOATS[float_type].step + (0.0 if symmetric else 1.0 / (qtype.qmax - qtype.qmin))
     return FLOATS[float_type].largest * (1.0 - beyond)
-
-
-def _next_power_of_two(scale: NDArray[np.float64]) -> NDArray[np.float64]:
-    # frexp: scale = fraction * 2^exponent with fraction in [1/2, 1); 1/2 is already a power of two.
-    fraction, exponent = np.frexp(scale)
-    power = np.ldexp(1.0, exponent - (fraction == 0.5))
-    return np.asarray(np.minimum(power, _LARGEST_POWER))
 
 
 def check_symmetry(qtype: QType, symmetric: bool) -> None:

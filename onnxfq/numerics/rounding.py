@@ -57,34 +57,35 @@ BEYOND = {"ieee": np.inf, "fn": np.nan, "fnuz": np.nan}
 
 
 def round_to_float_grid(
-    v: Float32Array, qtype: QType, rounding: str = "half_even", saturate: bool = True
-) -> Float32Array:
-    """Return v rounded to the nearest numbers of `qtype`, float32.
+    v: Any, qtype: QType, rounding: str = "half_even", saturate: bool = True, library: Any = np
+) -> Any:
+    """Return v rounded to the nearest numbers of `qtype`, of v's type.
 
-    -0 stays if the format has it; NaN stays.
+    -0 stays if the format has it; NaN stays. Powers of two are assembled from their bits, which is exact; a
+    pow function may not be.
 
     Args:
-        v: values, float32.
+        v: array of float32, or of float64 for gradient checks.
         qtype: small float format.
         rounding: name in `ROUNDINGS`.
         saturate: True turns larger values, also infinity, into the largest finite number. False turns values
             that round to more into the format's infinity, or into NaN if it has no infinity.
+        library: NumPy, or torch for its tensors.
     """
     assert qtype.layout is not None
-    layout = qtype.layout
-    qmax = np.float32(qtype.qmax)
+    layout, qmax = qtype.layout, float(qtype.qmax)
+    # Float bits: shift and bias of the exponent, and the integer type of the same width.
+    wide = v.dtype == library.float64
+    shift, bias, integer = (52, 1023, library.int64) if wide else (23, 127, library.int32)
     can_overflow = not saturate and layout.special in BEYOND
     limit = 2 * qmax if can_overflow else qmax
-    limited = np.clip(v, -limit, limit)
-    # frexp: limited = fraction * 2^exponent with fraction in [1/2, 1). NaN and 0 have exponent 0.
-    exponent = np.maximum(np.frexp(limited)[1] - 1, 1 - layout.bias) - layout.mantissa_bits
-    with np.errstate(invalid="ignore"):
-        rounded = np.ldexp(ROUNDINGS[rounding](np.ldexp(limited, -exponent)), exponent)
-    result = np.copysign(rounded, v)
+    limited = library.clip(v, -limit, limit)
+    exponent = ((limited.view(integer) >> shift) & (2 * bias + 1)) - bias
+    exponent = library.clip(exponent, 1 - layout.bias, None) - layout.mantissa_bits
+    step, inverse = (((bias + sign * exponent) << shift).view(v.dtype) for sign in (1, -1))
+    rounded = ROUNDINGS[rounding](limited * inverse, library) * step
+    result = library.copysign(rounded, v)
     if can_overflow:
-        beyond = np.float32(BEYOND[layout.special])
-        result = np.where(np.abs(rounded) > qmax, np.copysign(beyond, v), result)
-    if layout.special == "fnuz":  # without -0
-        result = result + np.float32(0)
-    on_grid: Float32Array = result.astype(np.float32)
-    return on_grid
+        beyond = library.copysign(library.full_like(v, BEYOND[layout.special]), v)
+        result = library.where(abs(rounded) > qmax, beyond, result)
+    return result + 0.0 if layout.special == "fnuz" else result  # fnuz has no -0

@@ -19,10 +19,7 @@ from onnxfq.numerics.affine import ARITHMETICS, as_qtype, check_names
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType
-from onnxfq.numerics.rounding import BEYOND, ROUNDINGS
-
-# Float bits: shift and bias of the exponent, and the integer type of the same width.
-_EXPONENTS = {torch.float32: (23, 127, torch.int32), torch.float64: (52, 1023, torch.int64)}
+from onnxfq.numerics.rounding import ROUNDINGS, round_to_float_grid
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ def round_to_grid(
     """
     qtype, v = grid.qtype, ARITHMETICS[grid.arithmetic](x.to(scale.dtype), scale)
     if qtype.is_float:
-        return _round_to_floats(v, grid)
+        return round_to_float_grid(v, qtype, grid.rounding, grid.saturate, torch), v.abs() <= qtype.qmax
     if zero_point is None:
         rounded = ROUNDINGS[grid.rounding](v, torch)
         steps = rounded.clamp(qtype.qmin, qtype.qmax)
@@ -155,29 +152,3 @@ def round_to_grid(
     rounded = ROUNDINGS[grid.rounding](v + offset, torch)
     steps = torch.minimum(torch.maximum(rounded, low), high)
     return (steps + 0.0) - offset, steps == rounded
-
-
-def _round_to_floats(v: Tensor, grid: RoundingGrid) -> tuple[Tensor, Tensor]:
-    """Return v rounded to the numbers of a small float type, and a mask of those not beyond the largest.
-
-    The formula is the one in `numerics.rounding`. Powers of two are assembled from their bits, which is
-    exact; a pow function may not be.
-    """
-    layout = grid.qtype.layout
-    assert layout is not None
-    qmax = grid.qtype.qmax
-    can_overflow = not grid.saturate and layout.special in BEYOND
-    limit = 2 * qmax if can_overflow else qmax
-    limited = v.clamp(-limit, limit)
-    shift, bias, integer = _EXPONENTS[v.dtype]
-    exponent = ((limited.view(integer) >> shift) & (2 * bias + 1)) - bias
-    exponent = exponent.clamp(min=1 - layout.bias) - layout.mantissa_bits
-    step = ((exponent + bias) << shift).view(v.dtype)
-    inverse = ((bias - exponent) << shift).view(v.dtype)
-    rounded = ROUNDINGS[grid.rounding](limited * inverse, torch) * step
-    result = torch.copysign(rounded, v)
-    inside = v.abs() <= qmax
-    if can_overflow:
-        beyond = torch.copysign(torch.full_like(v, BEYOND[layout.special]), v)
-        result = torch.where(rounded.abs() > qmax, beyond, result)
-    return (result + 0.0 if layout.special == "fnuz" else result), inside

@@ -137,10 +137,18 @@ class Calls(TorchFunctionMode):
     Attributes:
         outer: as in `CallPlace`.
         counts: calls so far, by function.
+        counts_calls: tells whether calls of a function are counted.
+        inside: returns the block for the steps of a function that may be written out, from the number of the
+            call and its arguments; None leaves it whole.
+        change: returns what a call reads in place of a tensor, from the function, the number of the call, and
+            the position of the tensor.
         plans: whether a plan is being made.
         adds_mask: whether the steps of an attention have a place in the sum with its mask.
     """
 
+    counts_calls: Callable[[Function], bool]
+    inside: Callable[[Function, int, Any], Calls | None]
+    change: Callable[[Function, int, int, Tensor], Tensor]
     plans = adds_mask = False
 
     def __init__(self, outer: Outer = None) -> None:
@@ -198,21 +206,9 @@ class Calls(TorchFunctionMode):
         args = changed(tuple(args))
         return (steps or function)(*args, **{name: changed(value) for name, value in kwargs.items()})
 
-    def counts_calls(self, function: Function) -> bool:
-        """Tell whether calls of `function` are counted."""
-        raise NotImplementedError
-
     def number(self, function: Function, number: int) -> int:
         """Return the number in a run of a call that has this number here."""
         return number
-
-    def inside(self, function: Function, number: int, args: Any) -> Calls | None:
-        """Return the block for the steps of a function that may be written out; None leaves it whole."""
-        raise NotImplementedError
-
-    def change(self, function: Function, number: int, leaf: int, tensor: Tensor) -> Tensor:
-        """Return what the call reads in place of `tensor`."""
-        raise NotImplementedError
 
 
 def _has_floats(value: Any) -> bool:
@@ -295,7 +291,8 @@ def attend(
     """
     root = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if enable_gqa:
-        key, value = (heads_for(each, query) for each in (key, value))
+        # Each head is repeated for its group of query heads.
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     # The export turns keys of any rank by a Reshape to rank 3.
     turned = key.reshape(-1, *key.shape[-2:]).transpose(1, 2).reshape(*key.shape[:-2], *key.shape[:-3:-1])
     scores = torch.matmul(query * root, turned * root)
@@ -328,11 +325,6 @@ def _soften(scores: Tensor, mask: Tensor | None) -> Tensor:
         return torch.where(empty, 0.0, weights)
     with aside():
         return weights if is_planned else weights.masked_fill(empty, 0.0)
-
-
-def heads_for(value: Tensor, query: Tensor) -> Tensor:
-    """Return keys or values with each head repeated for its group of query heads."""
-    return value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
 
 
 def additive(mask: Tensor, scores: Tensor) -> Tensor:
@@ -395,32 +387,30 @@ def gate(input: Tensor, inplace: bool = False) -> Tensor:
     return input * torch.sigmoid(input)
 
 
-WRITTEN_OUT: Mapping[Function, Function] = {
-    F.scaled_dot_product_attention: attend,
-    F.linear: multiply,
-    F.multi_head_attention_forward: attend_heads,
-    torch.unbind: separate,
-    Tensor.unbind: separate,
-    torch.ops.aten.scaled_dot_product_attention.default: attend,
-    torch.ops.aten.linear.default: multiply,
-    torch.ops.aten.unbind.int: separate,
-    torch.stack: pile,
-    torch.ops.aten.stack.default: pile,
-    torch.roll: turn,
-    Tensor.roll: turn,
-    torch.ops.aten.roll.default: turn,
-    torch.rsqrt: invert_root,
-    Tensor.rsqrt: invert_root,
-    torch.ops.aten.rsqrt.default: invert_root,
-    F.silu: gate,
-    torch.ops.aten.silu.default: gate,
+_aten = torch.ops.aten
+_STEPS: dict[Function, tuple[Function, ...]] = {
+    attend: (F.scaled_dot_product_attention, _aten.scaled_dot_product_attention.default),
+    multiply: (F.linear, _aten.linear.default),
+    attend_heads: (F.multi_head_attention_forward,),
+    separate: (torch.unbind, Tensor.unbind, _aten.unbind.int),
+    pile: (torch.stack, _aten.stack.default),
+    turn: (torch.roll, Tensor.roll, _aten.roll.default),
+    invert_root: (torch.rsqrt, Tensor.rsqrt, _aten.rsqrt.default),
+    gate: (F.silu, _aten.silu.default),
 }
+WRITTEN_OUT = {function: steps for steps, functions in _STEPS.items() for function in functions}
 """Steps of the functions that the export writes in several nodes."""
 
 
 def name_of(function: Function) -> str:
     """Return the name of a function, a method or an operator of torch.export."""
     return str(getattr(function, "__name__", "call")).partition(".")[0]
+
+
+def writes_over(function: Function) -> bool:
+    """Tell whether a function writes its result over its first tensor, by torch's rule for names."""
+    name = name_of(function)
+    return name.endswith("_") and not name.endswith("__")
 
 
 def _native(function: Function) -> Function:

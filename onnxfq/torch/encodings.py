@@ -20,7 +20,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.quantized.extract_fake_quantize import has_fake_quantize
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.layers import SUFFIX
-from onnxfq.torch.observers import Histogram, Limits, make_observer, refill
+from onnxfq.torch.observers import Histogram, make_observer, refill
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.request import Request, bind, name_inputs
 from onnxfq.torch.unfinished import find_unfinished
@@ -121,24 +121,18 @@ def _set_floors(observed: Iterable[FakeQuantize]) -> None:
 
 def _finish(name: str, quantizer: FakeQuantize, before: dict[str, Any]) -> None:
     """Set the scale of a quantizer that has observed, and what it does from now on in `before`."""
-    assert quantizer.observer is not None
-    limits = _calibrate(name, quantizer)
-    follows = quantizer.follows_weight
-    if quantizer.calibrating_observer:  # an observer that is switched on again continues from the range
-        before["observer"].keep(limits)
-    else:
-        follows = follows or (before["training_only"] and quantizer.learned == "nothing")
-    before["is_observing"] = follows
-
-
-def _calibrate(name: str, quantizer: FakeQuantize) -> Limits:
     try:
         limits = quantizer.calibrate()
     except StatisticsError as error:
         raise StatisticsError(f"quantizer {name!r}: {error}") from None
     if isinstance(quantizer.observer, Histogram):  # frees its memory; the others may continue
         quantizer.observer.reset()
-    return limits
+    follows = quantizer.follows_weight
+    if quantizer.calibrating_observer:  # an observer that is switched on again continues from the range
+        before["observer"].keep(limits)
+    else:
+        follows = follows or (before["training_only"] and quantizer.learned == "nothing")
+    before["is_observing"] = follows
 
 
 def is_initialized(model: nn.Module) -> bool:

@@ -265,20 +265,15 @@ def _make_class(original: type[nn.Module], mixin: type, names: tuple[str, ...]) 
             lambda self: [getattr(self, name) for name in self._flat_weights_names], lambda self, value: None
         )
     if mixin.forward is Swapped.forward:  # type: ignore[attr-defined]
-        body["forward"] = _forward_like(original.forward)
+
+        @functools.wraps(original.forward)  # with its parameters, which torch.fx and a request read
+        def forward(self: Any, *args: Any, **keywords: Any) -> Any:
+            return Swapped.forward(self, *args, **keywords)
+
+        body["forward"] = forward
     body |= {"float_class": original, "mixin": mixin, "weight_names": names}
     body |= {"__module__": original.__module__, "__doc__": original.__doc__}
     return type("Quantized" + original.__name__, (mixin, original), body)
-
-
-def _forward_like(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Swapped.forward` with the parameters of a user's forward, which torch.fx and a request read."""
-
-    @functools.wraps(original)
-    def forward(self: Any, *args: Any, **keywords: Any) -> Any:
-        return Swapped.forward(self, *args, **keywords)
-
-    return forward
 
 
 def _blank(original: type[nn.Module], mixin: type, names: tuple[str, ...]) -> nn.Module:

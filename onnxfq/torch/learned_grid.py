@@ -28,6 +28,9 @@ from onnxfq.torch.qat_gradients import (
 Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
 LEARNED = ("nothing", "scale", "scale_zero_point", "range")
 
+SWITCHES = ("observer_enabled", "fake_quant_enabled")
+"""Switches that a state holds."""
+
 _FIXED, _CALIBRATED = ("scale", "zero_point"), ("calibrated_scale", "calibrated_zero_point")
 """Buffers of a grid: the grid itself, or, if something is learned, the one that learning begins from."""
 
@@ -197,9 +200,21 @@ class LearnedGrid(OwnTypes):
             value: Tensor = getattr(self, name)
             destination[prefix + name] = value if keep_vars else value.detach()
         destination[prefix + "learned"] = torch.tensor(LEARNED.index(self.learned))
+        destination[prefix + FORMAT_KEY] = write_format(self.format)
+        destination |= {prefix + name: torch.tensor(bool(getattr(self, name))) for name in SWITCHES}
+
+    @property
+    def format(self) -> str:
+        """Number format that a state dict carries: states of another one are refused."""
+        symmetry = "symmetric" if self.spec.symmetric else "asymmetric"
+        return f"{self.spec.qtype} {symmetry} {self.spec.granularity}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
+        _check_state(self, state, prefix)
+        for name in SWITCHES:
+            if prefix + name in state:
+                setattr(self, name, bool(state.pop(prefix + name)))
         if prefix + "learned" in state:
             learned: Any = LEARNED[int(state.pop(prefix + "learned"))]
             if learned != self.learned:
@@ -207,7 +222,7 @@ class LearnedGrid(OwnTypes):
                 self._declare(learned, torch.zeros_like(scale), torch.zeros_like(scale))
             for name in self._results:
                 state.pop(prefix + name, None)
-        if self.spec.granularity == PER_TENSOR and len(getattr(self, "shape", None) or ()) == 0:
+        if self.spec.granularity == PER_TENSOR:
             for name in _FIXED:  # torch.ao's have the shape [1]
                 given = state.get(prefix + name)
                 if given is not None and given.numel() == 1:
@@ -233,12 +248,13 @@ def read_format(stored: Tensor) -> str:
     return bytes(stored.to(torch.uint8).tolist()).decode("ascii", "replace")
 
 
-def check_state(quantizer: LearnedGrid, own: str, state: dict[str, Any], prefix: str) -> None:
-    """Take the format out of a state for a quantizer of format `own`. Raises SpecError if it is of no use.
+def _check_state(quantizer: LearnedGrid, state: dict[str, Any], prefix: str) -> None:
+    """Take the format out of a state for a quantizer. Raises SpecError if the state is of no use.
 
     It cannot if the state has another number format, numbers off its grid, or no scale where one is known.
     A state without a format, as torch.ao's, is loaded with a warning.
     """
+    own = quantizer.format
     stored, scale = state.pop(prefix + FORMAT_KEY, None), state.get(prefix + "scale")
     if scale is None or scale.is_meta:
         return

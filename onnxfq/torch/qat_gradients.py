@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.affine import ARITHMETICS, check_params
+from onnxfq.numerics.affine import ARITHMETICS, as_qtype, check_params
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.granularity import Granularity
-from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
-from onnxfq.numerics.qtypes import QType, qtype_by_name
+from onnxfq.numerics.qparams import ParamRules, check_symmetry, params_of_range
+from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import kernels
 from onnxfq.torch.arithmetic import RoundingGrid, View, pack_mask, round_to_grid, unpack_mask
@@ -247,7 +247,7 @@ def lsq_factor(elements: int, qtype: QType | str) -> float:
         elements: number of elements that share the scale.
         qtype: number type of the grid.
     """
-    grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
+    grid = as_qtype(qtype)
     return float((max(elements, 1) * grid.qmax) ** -0.5)
 
 
@@ -282,24 +282,21 @@ def range_to_params(
     float32 once. Rounding of the zero point has the gradient of the identity, as in AIMET, and so does
     rounding of scales to a half type. Rounding to powers of two has none.
     """
-    rules = rules or ParamRules()
-    grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
+    rules, grid = rules or ParamRules(), as_qtype(qtype)
     check_symmetry(grid, symmetric)
-    most = reach(grid, symmetric, rules.float_type)
-    low, high = rmin.double().clamp(-most, 0.0), rmax.double().clamp(0.0, most)
     wide = rmin.dtype == torch.float64
-    if symmetric:
-        width = torch.maximum(high / grid.qmax, low / grid.qmin)
-    else:
-        width = (high - low) / (grid.qmax - grid.qmin)
-    scale = _step_to_scale(width, rules)
+
+    def round_scale(step: Tensor) -> Tensor:
+        if rules.float_type != "float32":
+            step = step + (next_half(step.detach(), rules.float_type) - step.detach())
+        return step if wide else step.float().double()
+
+    ends = rmin.double(), rmax.double()
+    scale, zero = params_of_range(*ends, grid, symmetric, rules, round_scale, torch)
     scale = scale if wide else scale.float()
-    if symmetric:
-        return scale, None
-    zero = (grid.qmin - low / scale.double()).clamp(grid.qmin, grid.qmax)
-    if rules.fractional_zero_point:
-        return scale, zero.to(scale.dtype)
-    return scale, round_straight_through(zero).to(scale.dtype)
+    if zero is not None and not rules.fractional_zero_point:
+        zero = round_straight_through(zero)
+    return scale, None if zero is None else zero.to(scale.dtype)
 
 
 def ends_by_rule(rmin: Tensor, rmax: Tensor, qtype: QType, rule: str) -> tuple[Tensor, Tensor]:
@@ -307,28 +304,6 @@ def ends_by_rule(rmin: Tensor, rmax: Tensor, qtype: QType, rule: str) -> tuple[T
     amax = torch.maximum(-rmin.double().clamp(max=0.0), rmax.double().clamp(min=0.0))
     step = amax / (qtype.qmax if rule == "amax" else (qtype.qmax - qtype.qmin) / 2)
     return torch.zeros_like(step), step * qtype.qmax
-
-
-def _step_to_scale(step: Tensor, rules: ParamRules) -> Tensor:
-    """Return float64 steps rounded to scales by `rules`; 1 for a step of 0."""
-    limited = torch.where(
-        step == 0, torch.ones_like(step), step.clamp(FLOATS[rules.float_type].smallest_scale, _LARGEST)
-    )
-    if rules.power_of_two:
-        limited = _next_power_of_two(limited.detach())
-    if rules.float_type != "float32":
-        limited = limited + (next_half(limited.detach(), rules.float_type) - limited.detach())
-    return limited
-
-
-_LARGEST = float(torch.finfo(torch.float32).max)
-
-
-def _next_power_of_two(scale: Tensor) -> Tensor:
-    # scale = fraction * 2^exponent with fraction in [1/2, 1); 1/2 is a power of two already.
-    fraction, exponent = torch.frexp(scale)
-    power = torch.ldexp(torch.ones_like(scale), exponent - (fraction == 0.5).int())
-    return power.clamp(max=2.0**127)
 
 
 def next_half(scale: Tensor, kind: FloatType) -> Tensor:
@@ -363,7 +338,7 @@ def fake_quantize_pact(x: Tensor, alpha: Tensor, *, qtype: QType | str) -> Tenso
 
     The gradient of alpha is the sum over x >= alpha; the gradient of x passes where 0 <= x < alpha.
     """
-    grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
+    grid = as_qtype(qtype)
     if grid.is_float or grid.qmin != 0:
         raise SpecError(f"PACT clips at 0 and takes unsigned integers, got {grid}; use uint{grid.bits}")
     ends = alpha.detach()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,16 +15,15 @@ from torch.ao.quantization.fake_quantize import FakeQuantizeBase
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.errors import SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import HALF_TYPES, FloatType
-from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.masked_scores import MaskedScores
 from onnxfq.torch.arguments import Unscripted, checked_methods
-from onnxfq.torch.arithmetic import RoundingGrid, granularity_of_shape
+from onnxfq.torch.arithmetic import RoundingGrid
 from onnxfq.torch.calls import aside
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
 from onnxfq.torch.kernels import is_transforming
-from onnxfq.torch.learned_grid import FORMAT_KEY, Learned, LearnedGrid, check_state, write_format
+from onnxfq.torch.learned_grid import SWITCHES, Learned, LearnedGrid
 from onnxfq.torch.observers import Latest, group_limits
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.qat_gradients import (
@@ -41,7 +39,6 @@ ScaleRule = Literal["ends", "amax", "width"]
 InFlight = Literal["never", "uncalibrated", "always"]
 _HALF_TYPES: dict[torch.dtype, FloatType] = {getattr(torch, h.name): h.name for h in HALF_TYPES.values()}
 _NO_SCALE = "a FakeQuantize has no scale yet; run data through it inside compute_encodings, or set_qparams"
-_SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
 @checked_methods(
@@ -82,7 +79,6 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         saturate: bool = True,
         calibrator: str | Calibrator = MINMAX,
         scale_rule: ScaleRule = "ends",
-        shape: Sequence[int] | None = None,
         in_flight: InFlight = "never",
         training_only: bool = False,
         in_place: bool = False,
@@ -101,8 +97,6 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
             calibrator: for the observers `latest` and `histogram`.
             scale_rule: symmetric scale of a range: "ends", the finest grid that holds both ends; "amax",
                 amax / qmax (NVIDIA); "width", 2 amax / (qmax - qmin) (torch.ao, Horizon).
-            shape: shape of the scale, which broadcasts against the input or divides it into blocks; the
-                first input then decides the granularity, and that of the spec does not count.
             in_flight: "uncalibrated" quantizes inputs by their own range while no scale is known, "always"
                 does so regardless.
             training_only: observe in training mode only.
@@ -118,8 +112,6 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         super().__init__(spec, grid)
         self.scale_rule = scale_rule
         self.in_flight, self.training_only, self.in_place = in_flight, training_only, in_place
-        self.shape = None if shape is None else tuple(shape)
-        self._fitted = shape is None
         self.calibrator = Calibrator.parse(calibrator)
         self.observer = open_observer(observer, self.spec, self.calibrator, observer_kwargs)
         self.is_observing, self.is_rounding = self.observer is not None, True
@@ -147,8 +139,6 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         if x.numel() == 0:  # no range, and nothing to round
             return x
         self._take_type(x)
-        if not self._fitted:
-            self._fit(x)
         observes = self.is_observing and (self.training or not self.training_only)
         # torch.func's transforms change no module: the scale of the last run outside of them counts.
         if observes and self.observer is not None and not is_transforming():
@@ -180,25 +170,8 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         """
         if not self.is_initialized:
             raise StatisticsError(_NO_SCALE)
-        if not self._fitted:
-            self._fit(x)
         scale, zero_point = (value.detach() for value in self._params())
         return quantize_integers(x.detach(), scale, zero_point, self.grid, self.spec.granularity)
-
-    def _fit(self, x: Tensor) -> None:
-        """Take the granularity that gives scales of `shape` for x."""
-        assert self.shape is not None
-        granularity = granularity_of_shape(self.shape, x.shape)
-        spec = self.spec.model_copy(update={"granularity": granularity})
-        self.__dict__["spec"], self._fitted = spec, True
-        if self.observer is not None:
-            self.observer.spec = spec
-        target = Layout(granularity, x.shape).scale_shape
-        for tensor in (*self._parameters.values(), *self._buffers.values()):
-            if tensor is not None and tensor.numel():
-                # A state that was saved after the first input has the shape already.
-                whole = tensor.numel() == math.prod(target)
-                tensor.data = (tensor.data if whole else tensor.data.expand(self.shape)).reshape(target)
 
     def _take_type(self, x: Tensor) -> None:
         """Restrict scales to numbers of the type of x, as in ONNX models of fp16 or bf16.
@@ -363,7 +336,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         state += [] if self.grid.rounding == "half_even" else [f"rounding={self.grid.rounding}"]
         state += [] if self.grid.arithmetic == "divide" else [f"arithmetic={self.grid.arithmetic}"]
         state += [] if self.learned == "nothing" else [f"learns {self.learned}"]
-        state += [f"{name}={bool(getattr(self, name))}" for name in _SWITCHES]
+        state += [f"{name}={bool(getattr(self, name))}" for name in SWITCHES]
         if not self.is_initialized:
             state.append("no scale yet")
         elif self.scale.numel() == 1:
@@ -373,25 +346,8 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
             state.append(f"scales {list(self.scale.shape)}")
         return ", ".join(state)
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + FORMAT_KEY] = write_format(self.format)
-        for name in _SWITCHES:
-            destination[prefix + name] = torch.tensor(bool(getattr(self, name)))
-
-    @property
-    def format(self) -> str:
-        """Number format that a state dict carries: states of another one are refused."""
-        number = f"{self.spec.qtype} {'symmetric' if self.spec.symmetric else 'asymmetric'}"
-        return number if self.shape is not None else f"{number} {self.spec.granularity}"
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
-        check_state(self, self.format, state, prefix)
-        for name in _SWITCHES:
-            if prefix + name in state:
-                setattr(self, name, bool(state.pop(prefix + name)))
-        super()._load_from_state_dict(state, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args)
         if self.observer is not None and self.observer.rmin.is_meta and not self.scale.is_meta:
             # A module made on the meta device, materialized by load_state_dict(assign=True).
             self.observer.to_empty(device=self.scale.device)

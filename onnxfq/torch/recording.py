@@ -28,7 +28,17 @@ from onnxfq.graph.model import Model, remove_domain, replace_nodes
 from onnxfq.graph.names import Use
 from onnxfq.graph.walk import rename_tensors
 from onnxfq.support.records import join_lines
-from onnxfq.torch.calls import OUTPUTS, Branch, CallPlace, Calls, Function, Outer, change_outputs, name_of
+from onnxfq.torch.calls import (
+    OUTPUTS,
+    Branch,
+    CallPlace,
+    Calls,
+    Function,
+    Outer,
+    change_outputs,
+    name_of,
+    writes_over,
+)
 from onnxfq.torch.export import evaluation_mode
 from onnxfq.torch.exporters import export_with_dynamo, quiet, reason
 from onnxfq.torch.layers import layer_kind
@@ -134,7 +144,11 @@ class _MarkedCalls(Calls):
         if self.outer is None:
             tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
             self.record.orders[self.path].append((function, [one.ndim for one in tensors]))
-        return super().call(function, number, args, kwargs, steps)
+        result = super().call(function, number, args, kwargs, steps)
+        if not writes_over(function) or result is args[0]:
+            return result
+        # The caller may read on from the tensor, which a mark has replaced.
+        return args[0].copy_(result) if result.shape == args[0].shape else function(*args, **kwargs)
 
     def change(self, function: Any, number: int, leaf: int, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or self._is_own(tensor):

@@ -176,18 +176,6 @@ def test_training_without_calibration_moves_scales_as_torch_ao(recipe, calibrato
     assert found.scale > fixed
 
 
-def test_shapes_survive_a_state_dict():
-    """A scale of a given shape is saved as it is used, and loaded into a new quantizer."""
-    from onnxfq import torch as ours
-
-    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    first, second = (ours.FakeQuantize("int8", shape=(3, 1, 1)) for _ in range(2))
-    first(x)
-    second.load_state_dict(first.state_dict())
-    second.disable_observer()
-    assert torch.equal(second(x), first(x)) and second.scale.shape == (3,)
-
-
 def test_wrong_settings_leave_the_module_alone():
     """An unknown rounding, or an argument that nothing takes, is an error before anything changes."""
     model = nn.Sequential(nn.Linear(4, 4))

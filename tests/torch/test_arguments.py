@@ -47,7 +47,7 @@ WRONG = [
     nn.ReLU(),
 ]
 COSTLY = {"export_torch", "encodings_from_onnx", "plot_quantization_errors"}
-"""Functions that take a second for a value that they accept: they get every third wrong one."""
+"""Functions that take a second for a value that they accept, as None: they get every third of the others."""
 METHODS = ("__call__", "quantize", "set_qparams", "set_range", "learn", "allow_overwrite")
 
 
@@ -97,7 +97,7 @@ def try_all(function: Any, known: dict[str, Any]) -> None:
     parameters = inspect.signature(function).parameters.values()
     taken = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     right = {p.name: known[p.name] for p in taken if p.default is p.empty and p.name in known}
-    wrong = WRONG[::3] if function.__name__ in COSTLY else WRONG
+    wrong = WRONG[1::3] if function.__name__ in COSTLY else WRONG
     for parameter in taken:
         for value in wrong:
             attempt(function, **{**right, parameter.name: value})

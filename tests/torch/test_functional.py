@@ -89,12 +89,12 @@ HIDDEN[2] = False  # a row that sees nothing
     "keywords",
     [
         {},
-        {"scale": 0.3},
-        {"is_causal": True},
-        {"attn_mask": HIDDEN},
-        {"attn_mask": torch.randn(2, 1, 5, 6, generator=torch.Generator().manual_seed(1))},
-        {"enable_gqa": True},
-        {"dropout_p": 0.0, "attn_mask": None},
+        {"scale": 0.3, "is_causal": True},
+        {"attn_mask": HIDDEN, "dropout_p": 0.0},
+        {
+            "attn_mask": torch.randn(2, 1, 5, 6, generator=torch.Generator().manual_seed(1)),
+            "enable_gqa": True,
+        },
     ],
     ids=lambda keywords: "-".join(keywords) or "plain",
 )

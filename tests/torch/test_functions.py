@@ -163,6 +163,10 @@ def test_saturate_masks_the_gradient(saturate):
     y.backward(torch.ones(6))
     assert y[:5].tolist() == [-8, -8, 0, 7, 7] and y[5].isnan()
     assert x.grad.tolist() == ([0, 1, 1, 1, 0, 0] if saturate else [1] * 6)
+    for dtype in (torch.float32, torch.float64):  # the largest float is on the grid
+        x = torch.tensor([-448.0, 448.0, 449.0], dtype=dtype, requires_grad=True)
+        fake_quantize(x, 1.0, qtype="float8e4m3fn", saturate=saturate).sum().backward()
+        assert x.grad.tolist() == ([1, 1, 0] if saturate else [1, 1, 1])
 
 
 def smooth(x, scale, zero_point, low, high):
@@ -239,13 +243,14 @@ def test_lsq_plus_is_the_paper():
 def test_range_gives_the_cores_parameters(symmetric):
     """Scale and zero point of a learned range have the bits of choose_qparams, and AIMET's grid ends."""
     generator = np.random.default_rng(0)
-    ends = np.sort(generator.normal(size=(200, 2)).astype(np.float32) * 5, axis=1)
+    ends = np.sort(generator.normal(size=(2000, 2)).astype(np.float32) * 5, axis=1)
     rmin, rmax = ends[:, 0], ends[:, 1]
-    scale, zero_point = range_to_params(torch.from_numpy(rmin), torch.from_numpy(rmax), "int8", symmetric)
-    expected_scale, expected_zero = choose_qparams(rmin, rmax, qtype_by_name("int8"), symmetric)
-    np.testing.assert_array_equal(scale.numpy(), expected_scale)
-    zeros = np.zeros(200) if zero_point is None else zero_point.numpy()
-    np.testing.assert_array_equal(zeros, expected_zero)
+    for qtype in ("int16", "int8"):  # a zero point of 16 bits tells the last bits of its scale
+        scale, zero_point = range_to_params(torch.from_numpy(rmin), torch.from_numpy(rmax), qtype, symmetric)
+        expected_scale, expected_zero = choose_qparams(rmin, rmax, qtype_by_name(qtype), symmetric)
+        np.testing.assert_array_equal(scale.numpy(), expected_scale)
+        zeros = np.zeros(2000) if zero_point is None else zero_point.numpy()
+        np.testing.assert_array_equal(zeros, expected_zero)
     low, _ = adjust_min_max(rmin, rmax, qtype_by_name("int8"), symmetric)
     # AIMET rounds min / delta, we qmin - min / delta: the same but at ties and in the last bit of delta.
     np.testing.assert_allclose((-128 - zeros) * scale.numpy(), low, rtol=1e-5, atol=1e-6)
@@ -280,10 +285,8 @@ def test_pact_is_the_paper():
 
 
 # torch's compiler warns of deprecations in itself.
-@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("qtype", ["int8", "float8e4m3fn", "float4e2m1"])
+@pytest.mark.parametrize(("qtype", "learned"), [("int8", True), ("float8e4m3fn", False)])
 def test_compiles_without_a_break(qtype, learned):
     """torch.compile takes it as one graph, and the compiled code gives the same bits, forward and back."""
     x, scale = values(8, 64), torch.rand(8, generator=torch.Generator().manual_seed(0)) + 0.1

@@ -131,9 +131,7 @@ def test_a_state_without_formats_loads_with_one_warning() -> None:
         other.load_state_dict(state)
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("dynamo", [True, False])
-@pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
+@pytest.mark.parametrize(("recipe", "dynamo"), [("tensorrt-int8", True), ("onnxruntime-int8", False)])
 def test_plain_exports_warn_and_convert(recipe: str, dynamo: bool, tmp_path: Path) -> None:
     """torch.onnx.export names export_torch; `convert` gives pairs with the scales of export_torch."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()

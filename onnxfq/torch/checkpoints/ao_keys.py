@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from onnxfq.errors import SpecError
 from onnxfq.torch.external_observer import ExternalObserver
-from onnxfq.torch.learned_grid import FORMAT_KEY, write_format
+from onnxfq.torch.learned_grid import FORMAT_KEY, SWITCHES, write_format
 from onnxfq.torch.quantizer import FakeQuantize
 
 OBSERVER = "activation_post_process."
 _INNER = "observer.inner."
-_SWITCHES = ("observer_enabled", "fake_quant_enabled")
 EPS = torch.finfo(torch.float32).eps
 """Smallest scale of torch.ao's observers."""
 
@@ -81,7 +80,7 @@ def write(quantizer: nn.Module, state: dict[str, Any], prefix: str, local_metada
     assert isinstance(quantizer, FakeQuantize)
     for name in [name for name in state if name.startswith(prefix + _INNER)]:
         state[prefix + OBSERVER + name.removeprefix(prefix + _INNER)] = state.pop(name)
-    for name in _SWITCHES:
+    for name in SWITCHES:
         state[prefix + name] = getattr(quantizer, name).as_subclass(Tensor)
     if quantizer.learned == "nothing":
         state.pop(prefix + "learned", None)
