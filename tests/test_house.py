@@ -170,7 +170,7 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2026,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1538,  # intervals of metrics; no room fell
     "execution": 1239,  # sessions and runs that stages share, forms built when they are read; no room fell
-    "graph": 5080,  # sites of nodes, which lay in targets; branches that sizes decide; targets fell
+    "graph": 5070,  # sites of nodes, which lay in targets; branches that sizes decide; targets fell
     "interchange": 1241,  # folders of checkpoints by GenAI's builder; no room fell
     "judging": 1262,  # candidates are compared one at a time, for memory; no room fell
     "layers": 941,  # joined samples have a bound in bytes; no room fell
@@ -185,7 +185,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1540,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1910,  # what constants alone compute, by one rule for all targets; targets fell
     "support": 1332,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6420,  # sites of nodes lie in graph; layers and pairs of bodies
+    "targets": 6410,  # sites of nodes lie in graph; layers and pairs of bodies
     "tools": 1799,  # times by the clock of the runtime's worker; graph fell
     "torch": 5998,  # tensors that an export alone moves, outputs by name; numerics fell
 }
