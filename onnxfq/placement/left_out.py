@@ -58,12 +58,7 @@ def is_depthwise(node: gs.Node) -> bool:
 def leave_out_depthwise(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list[NodeDecision]:
     """Return `decisions`, in float with a reason for depthwise convolutions."""
     found = {node.name for node in nodes if is_depthwise(node)}
-    return [
-        decision.leave_out("depthwise", WHY_FLOAT)
-        if decision.node in found and decision.placements
-        else decision
-        for decision in decisions
-    ]
+    return [d.leave_out("depthwise", WHY_FLOAT) if d.node in found and d.placements else d for d in decisions]
 
 
 def leave_out_fixed(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
