@@ -24,7 +24,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, list_nodes
-from onnxfq.graph.ops import CONVOLUTIONS, MOVES, ONNXFQ_DOMAIN, SPLITS
+from onnxfq.graph.ops import CONVOLUTIONS, MOVES, SPLITS
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.judging.written_proof import MOST, Written, prove
@@ -45,7 +45,7 @@ from onnxfq.stages.write import write_model
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.reasons import rule_of
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.lower_fake_quantize import lift, lower
+from onnxfq.targets.lower_fake_quantize import lower_export
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model, target_by_name
 from onnxfq.tools.check import check
@@ -123,10 +123,7 @@ def convert(
     if not is_quantized(proto):
         raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
     given = deepcopy(proto)
-    lowered = sum((n.op_type, n.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for n in proto.graph.node)
-    lifted = lift(proto) if lowered else None
-    if lifted is not None:
-        proto = lower(lifted)
+    proto, lowered = lower_export(proto)
     notes = standard_form(proto)
     form = Unfolding(proto, source, HANDLERS).run()
     if data is not None:
