@@ -163,7 +163,7 @@ _NO_CODE = {
 
 ROOM_LINES: dict[str, int] = {
     "": 217,  # choices of rotations; no room fell
-    "calibration": 2425,  # asymmetric ranges of constants, all groups at once; no room fell
+    "calibration": 2402,  # asymmetric ranges of constants, all groups at once; no room fell
     "checkpoints": 1351,  # bits and groups that no layer has are refused; no room fell
     "cli": 1929,  # an option for rotations; no room fell
     "data": 1753,  # a name for drawn inputs; targets fell

@@ -154,8 +154,11 @@ class Calibrator(Record):
 
         Raises SpecError as in `parse`, and for a method from outside that fails or returns no range.
         """
-        function = self._look_up().function
+        method = self._look_up()
+        function = method.function
         if function.__module__.startswith(_OWN):
+            if not (method.fixed or statistics.counts.size):
+                return statistics.rmin, statistics.rmax  # of no values: there is nothing to choose
             return know_range(str(self), lambda *given: function(*given, *self.parameters), statistics, spec)
         # Others need the statistics too.
         arrays = {name: value for name, value in vars(statistics).items() if isinstance(value, np.ndarray)}
