@@ -136,7 +136,7 @@ def _search(
         at = slice(start, start + at_once)
         part, found, least = rows[at], best[at], np.full(len(rows[at]), np.inf)
         for is_fine in (False, True) if fine else (False,):
-            centre = found.copy()  # what the first pass found
+            centre = found.copy()  # the first pass has found it
             for one in places if is_fine else (1.0, *tried):
                 factor = np.maximum(centre + one * step, step) if is_fine else np.full(len(part), one)
                 given = scales(factor, at)

@@ -38,7 +38,7 @@ class Ties:
             self._pairs.append((left.reshape(-1), right.reshape(-1)))
 
     def join(self, parts: Sequence[Ids]) -> Ids:
-        """Make the variables of all parts equal, and return those of their broadcast shape."""
+        """Make the variables of all parts equal, and return them in the shape that all parts broadcast to."""
         for part in parts[1:]:
             self.tie(parts[0], part)
         return np.broadcast_arrays(*parts)[0]
