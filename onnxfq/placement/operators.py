@@ -67,7 +67,7 @@ def decide_operators(
         if known.placements and not policy.runs_in_integers(known.placements):
             continue
         if why := whole.explain(node.name):
-            found[node.name] = replace(known.leave_out("whole-numbers", why), by_rule=True)
+            found[node.name] = known.leave_out("whole-numbers", why, by_rule=True)
             continue
         made = _placements(node, slots, graph, recipe, policy)
         placements = tuple(one for one in made if one.tensor not in whole.tensors)
@@ -192,12 +192,11 @@ def place_biases(
         axis = _axis_of(node, weight)
         if axis is None or recipe.explain_float(node.name, node.op, bias.name):
             continue
+        granularity = Granularity(0 if axis else None)
         yield Placement(
             tensor=bias.name,
             role="bias",
-            spec=QuantSpec(
-                qtype=qtype_by_name(policy.bias_qtype), granularity=Granularity(0 if axis else None)
-            ),
+            spec=QuantSpec(qtype=qtype_by_name(policy.bias_qtype), granularity=granularity),
             uses=(Use(node.name, BIAS_SLOT),),
             why=f"bias of {node.op}, at the scale of {data.tensor!r} times the scale of {weight.tensor!r}",
         )
@@ -219,9 +218,6 @@ def _axis_of(node: gs.Node, weight: Placement) -> bool | None:
     if granularity == PER_TENSOR:
         return False
     axis = channel_axis(node, 1, len(shape))
-    fits = (
-        axis is not None
-        and granularity == Granularity(axis)
-        and shape[axis] == node.inputs[BIAS_SLOT].shape[0]
-    )
-    return True if fits else None
+    if axis is None or granularity != Granularity(axis) or shape[axis] != node.inputs[BIAS_SLOT].shape[0]:
+        return None
+    return True

@@ -192,22 +192,14 @@ def _recipe(form: FloatForm, name: str, data: Data | None) -> Recipe:
             overrides.append(Override(nodes=(name,), keep_float=True, why="in float in the source"))
         elif slots != {0, 1} and (data is None or not is_lone):
             grid = next((form.grids[node.input[s]] for s in slots if node.input[s] in form.grids), None)
-            weights = {}
-            if grid is not None and grid.granularity.block_size is not None:
-                weights = {
-                    "qtype": "int4",
-                    "granularity": "blocked",
-                    "block_size": grid.granularity.block_size,
-                    "calibrator": "mse",
-                }
-            overrides.append(
-                Override.model_validate({"nodes": (name,), "activations": None, "weights": weights})
-            )
+            size = None if grid is None else grid.granularity.block_size
+            blocks = {"qtype": "int4", "granularity": "blocked", "block_size": size, "calibrator": "mse"}
+            changes = {"nodes": (name,), "activations": None, "weights": blocks if size is not None else {}}
+            overrides.append(Override.model_validate(changes))
     if base.activations is not None:
         # The source has one grid for all channels.
-        base = base.model_copy(
-            update={"activations": base.activations.model_copy(update={"equalize": "none"})}
-        )
+        activations = base.activations.model_copy(update={"equalize": "none"})
+        base = base.model_copy(update={"activations": activations})
     return base.model_copy(update={"name": "converted", "overrides": tuple(overrides)})
 
 

@@ -228,9 +228,8 @@ def _slice(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids
     if ids.size == 1:
         return _pass_on(node, attrs, context)
     given = [context.index.array(name) for name in node.input[1:]]
-    if len(given) < 2 or any(
-        name and value is None for name, value in zip(node.input[1:], given, strict=True)
-    ):
+    unknown = [name for name, value in zip(node.input[1:], given, strict=True) if name and value is None]
+    if len(given) < 2 or unknown:
         return None
     starts, ends, axes, steps = ([] if v is None else v.tolist() for v in [*given, None, None][:4])
     axes, steps = axes or [*range(len(starts))], steps or [1] * len(starts)
