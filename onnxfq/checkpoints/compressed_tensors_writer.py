@@ -134,12 +134,8 @@ def _describe_input(given: InputFormat | None) -> dict[str, Any] | None | str:
     if given.qtype.name not in ("int8", "uint8", "float8e4m3fn", "float4e2m1"):
         return f"compressed-tensors has no {given.qtype} inputs"
     kind = "float" if given.qtype.is_float else "int"
-    offset = 0 if given.qtype.signed else 128
-    fields: dict[str, Any] = {
-        "num_bits": given.qtype.bits,
-        "type": kind,
-        "symmetric": given.zero_point == offset,
-    }
+    symmetric = given.zero_point == (0 if given.qtype.signed else 128)
+    fields: dict[str, Any] = {"num_bits": given.qtype.bits, "type": kind, "symmetric": symmetric}
     if given.is_static:
         return fields | {"strategy": "tensor", "dynamic": False}
     if given.scale is not None:

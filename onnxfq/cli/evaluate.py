@@ -13,17 +13,12 @@ from onnxfq.cli.build_options import TimeOption
 from onnxfq.cli.console import Printing, exit_differing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.option import ACCURACY, RUNNING, argument, flag, option
-from onnxfq.cli.options import CustomOpsOption
+from onnxfq.cli.options import CustomOpsOption, MetricOption
 from onnxfq.cli.run_options import Running
 
 _LABELS = option(
     "FILE",
     "Measure accuracy by classes, one per row (.npy, .npz, text), or what the metric reads.",
-    panel=ACCURACY,
-)
-_METRIC = option(
-    "NAME|MODULE:FUNCTION",
-    "Measure this on the outputs of each sample, and labels or samples: {metrics}; or a function.",
     panel=ACCURACY,
 )
 _PER_TENSOR = flag("Also score every quantized inner tensor.", "--per-tensor")
@@ -38,7 +33,7 @@ def evaluate(
     candidates: Annotated[list[Path], argument("CANDIDATE...", "The Q/DQ or fake-quant models.")],
     data: DataOption,
     labels: Annotated[Path | None, _LABELS] = None,
-    metric: Annotated[str | None, _METRIC] = None,
+    metric: MetricOption = None,
     per_tensor: Annotated[bool, _PER_TENSOR] = False,
     *,
     running: Running,

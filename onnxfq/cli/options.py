@@ -191,11 +191,14 @@ RecipeChanges = Annotated[RecipeChoice, OptionGroup(RecipeChoice, recipe=DEFAULT
 _MIN_SQNR = option("DB", "Promise this SQNR of the outputs: the fewest layers stay in float.")
 _MAX_DROP = option("X", "Promise at most this drop: in points of top-1 with --labels, or of --metric.")
 _LABELS = option("FILE", "Class numbers of --data, one per row: .npy, .npz or text.")
-_METRIC = option(
-    "NAME|MODULE:FUNCTION",
-    "Measure this on the outputs of each sample, and labels or samples: {metrics}; or a function.",
-    panel=ACCURACY,
-)
+MetricOption = Annotated[
+    str | None,
+    option(
+        "NAME|MODULE:FUNCTION",
+        "Measure this on the outputs of each sample, and labels or samples: {metrics}; or a function.",
+        panel=ACCURACY,
+    ),
+]
 _WEIGHT_BITS = option(
     "BITS",
     "Promise this average of bits: the layers that gain most get the format of --fallback.",
@@ -220,7 +223,7 @@ class Accuracy:
     min_sqnr: Annotated[float | None, _MIN_SQNR] = None
     max_drop: Annotated[float | None, _MAX_DROP] = None
     labels: Annotated[Path | None, _LABELS] = None
-    metric: Annotated[str | None, _METRIC] = None
+    metric: MetricOption = None
     weight_bits: Annotated[float | None, _WEIGHT_BITS] = None
     max_bytes: Annotated[int | None, _MAX_BYTES] = None
     fallback: Annotated[str, _FALLBACK] = FLOAT

@@ -119,13 +119,8 @@ def quantize(
         nullcontext(model) if python is None else built_folder(model, python, near) as opened,
     ):
         outputs = QuantizeOutputs(opened, output, report, artifacts, time, build, printer, thumbnails)
-        how = replace(
-            QuantizeOptions.of(options),
-            floats=FloatOptions(float_type, float_io),
-            runtime=runtime,
-            gpus=gpus,
-            ray=ray,
-        )
+        how, floats = QuantizeOptions.of(options), FloatOptions(float_type, float_io)
+        how = replace(how, floats=floats, runtime=runtime, gpus=gpus, ray=ray)
         chain = partial(
             pipeline.quantize, opened, given, output, sources=sources, accuracy=accuracy, options=how
         )

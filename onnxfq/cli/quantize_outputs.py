@@ -72,9 +72,8 @@ class QuantizeOutputs:
         if self.is_recorded:
             record = quantize_record(result, sizes, command_line(), built, self.thumbnails)
         write_page(self.report, self.model.stem, record)
-        if (
-            self.artifacts is not None and record is not None
-        ):  # last: a folder cannot wait for the other files
+        # Last: a folder cannot wait for the other files.
+        if self.artifacts is not None and record is not None:
             write_artifacts(self.artifacts, [(self.model, result, record)])
         lines = () if built is None else built.lines()
         self.printer.report(record, quantize_summary(result, sizes), *lines)

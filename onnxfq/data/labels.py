@@ -47,9 +47,8 @@ def read_labels(labels: Labels, whole: bool = True) -> NDArray[Any]:
         values = as_array(labels) if in_memory else _read(Path(str(labels)))
         if Path(source).suffix in (".csv", ".tsv") and any(set(",\t") & {*str(one)} for one in values.flat):
             raise ValueError("it is a table: take its column, one label a line")
-        if values.size and (
-            values.dtype.kind == "U" or all(isinstance(text, str) for text in values.ravel())
-        ):
+        is_text = values.dtype.kind == "U" or all(isinstance(text, str) for text in values.ravel())
+        if values.size and is_text:
             return values.ravel().astype(str)
         if values.ndim and values.dtype.kind in "fiub" and not whole:
             return values

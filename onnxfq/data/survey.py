@@ -47,14 +47,8 @@ class Survey:
         """Log the findings in at most two lines."""
         if self._rows < FEW:
             notes.once(f"the data has only {self._rows} samples; 100 to 500 are usual for calibration")
-        findings = [
-            f"{len(numbers)} {what} ({_format_samples(numbers)})"
-            for what, numbers in (
-                ("hold one value only", self._constant),
-                ("repeat earlier ones", self._repeated),
-            )
-            if numbers
-        ]
+        found = {"hold one value only": self._constant, "repeat earlier ones": self._repeated}
+        findings = [f"{len(few)} {what} ({_format_samples(few)})" for what, few in found.items() if few]
         if findings:
             notes.once(f"of {self._number} samples {' and '.join(findings)}; check how the data was made")
 

@@ -26,7 +26,6 @@ from onnxfq.errors import DataError, ModelError
 from onnxfq.execution.given_choices import feeds_with_choices
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import read_model, standard_form
-from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.judging.written_proof import Written, prove
@@ -37,7 +36,7 @@ from onnxfq.stages.insert import find_target
 from onnxfq.stages.options import RunOptions, open_feeds, shows_progress
 from onnxfq.stages.write import write_model
 from onnxfq.support.files import write_text
-from onnxfq.targets.lower_fake_quantize import lift, lower
+from onnxfq.targets.lower_fake_quantize import lower_export
 from onnxfq.targets.target import target_by_name
 
 FEEDS = 64
@@ -119,10 +118,7 @@ def _open(
 ) -> FileCandidate:
     """Return the file with its sessions and its data."""
     read, _, source = read_model(model)
-    proto = as_pairs(read, source)
-    if any((node.op_type, node.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for node in proto.graph.node):
-        lifted = lift(proto)
-        proto = proto if lifted is None else lower(lifted)
+    proto, _ = lower_export(as_pairs(read, source))
     standard_form(proto)
     give_real_outputs(proto)
     form = switch_form(proto, source)

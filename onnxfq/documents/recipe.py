@@ -170,16 +170,13 @@ class Recipe(Record):
 
         Raises RecipeError for a module that no node comes from, with the nearest.
         """
-        return self.model_copy(
-            update={
-                "overrides": tuple(
-                    one.model_copy(update={"nodes": (*one.nodes, *self._nodes_of(one, paths)), "modules": ()})
-                    if one.modules
-                    else one
-                    for one in self.overrides
-                )
-            }
-        )
+
+        def name_nodes(one: Override) -> Override:
+            if not one.modules:
+                return one
+            return one.model_copy(update={"nodes": (*one.nodes, *self._nodes_of(one, paths)), "modules": ()})
+
+        return self.model_copy(update={"overrides": tuple(map(name_nodes, self.overrides))})
 
     def _nodes_of(self, override: Override, paths: Mapping[str, str]) -> Iterator[str]:
         """Yield the nodes in the modules of `override`."""

@@ -207,10 +207,8 @@ class CandidateScore(Record):
     def task_figures(self) -> tuple[str, str]:
         """Accuracy and metric as text, empty for those that were not measured."""
         ends = "" if self.metric_interval is None else " ({:.5g} to {:.5g})".format(*self.metric_interval)
-        return (
-            "" if self.accuracy is None else f"{self.accuracy:.4f}",
-            "" if self.metric is None else f"{self.metric:.6g}{ends}",
-        )
+        accuracy = "" if self.accuracy is None else f"{self.accuracy:.4f}"
+        return accuracy, "" if self.metric is None else f"{self.metric:.6g}{ends}"
 
     @property
     def judging(self) -> tuple[OutputScore, ...]:
@@ -240,13 +238,11 @@ class CandidateScore(Record):
     def lasting_db(self) -> float:
         """The least in dB that a promise may count on, along a stream LASTING times as long as was run."""
         losses = ((one, one.drift) for one in self.judging)
-        return min(
-            (
-                one.low_db - (0.0 if drift is None else (LASTING - 1) * drift.feeds / 100 * drift.loss_db)
-                for one, drift in losses
-            ),
-            default=math.inf,
+        lasting = (
+            one.low_db - (0.0 if drift is None else (LASTING - 1) * drift.feeds / 100 * drift.loss_db)
+            for one, drift in losses
         )
+        return min(lasting, default=math.inf)
 
     def drift_lines(self) -> list[str]:
         """Return a line on the growing error of a stream, if it grows."""

@@ -115,12 +115,8 @@ class Timing(Record):
         if not self.models:
             return list(self.notes)
         threads = "the runtime's own number of threads" if not self.threads else f"{self.threads} thread(s)"
-        return [
-            f"time of one sample, {threads}, models in turn:",
-            *("  " + line for line in table_lines(self.cells(), names=(0,))),
-            *self.remarks(),
-            *self.notes,
-        ]
+        rows = ("  " + line for line in table_lines(self.cells(), names=(0,)))
+        return [f"time of one sample, {threads}, models in turn:", *rows, *self.remarks(), *self.notes]
 
     def remarks(self) -> list[str]:
         """Return the rule of ratios if one is not given, and a line for each model that is slow."""

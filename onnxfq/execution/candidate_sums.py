@@ -304,11 +304,8 @@ class CandidateSums:
         """Yield the scores of logits, in the name of the outputs behind them."""
         for name, output in self.judged.logits.items():
             if name in scores:
-                changes = {
-                    "output": output,
-                    "part": f"{LOGITS}{self.judged.makers.get(name, repr(name))}",
-                    "top1_agreement": None,
-                }
+                part = f"{LOGITS}{self.judged.makers.get(name, repr(name))}"
+                changes = {"output": output, "part": part, "top1_agreement": None}
                 yield scores[name].model_copy(update=changes)
 
 

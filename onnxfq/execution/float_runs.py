@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from onnxfq.data import DataDigest, Feed, copy_feeds, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.execution.gathering import Sum, Tally, gather
 from onnxfq.graph.model import Model
-from onnxfq.graph.segments import most_alive
+from onnxfq.graph.segments import count_alive
 from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Session
@@ -53,12 +54,7 @@ class FloatRuns:
             session = Session(proto, threads_of_run)
             return lambda feed: (session.run(feed, outputs), digest_feed(feed, inputs))
 
-        self._runs = ParallelRuns(
-            open_session,
-            threads,
-            memory // 2,
-            lambda feed: most_alive(model.proto.graph, {name: array.shape for name, array in feed.items()}),
-        )
+        self._runs = ParallelRuns(open_session, threads, memory // 2, partial(count_alive, model.proto.graph))
 
     def over(self, feeds: Iterable[Feed]) -> Iterator[tuple[dict[str, NDArray[np.float32]], DataDigest]]:
         """Yield the inputs of layers by name, and the digest of each feed."""

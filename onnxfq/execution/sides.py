@@ -17,7 +17,7 @@ from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.execution.given_choices import GivenChoices
 from onnxfq.execution.sequences import FedBack
 from onnxfq.graph.external.sizes import ONE_PIECE, limit_in_memory, weight_bytes
-from onnxfq.graph.segments import most_alive
+from onnxfq.graph.segments import count_alive
 from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.device_choice import choose_device, fall_back
 from onnxfq.runtime.devices import Device
@@ -97,11 +97,9 @@ class Side:
             session = self.session(count, "cpu")
             return lambda feed: session.run(feed, self.fetches)
 
-        return ParallelRuns(open_session, threads, DEFAULT_MEMORY // 2, self.count_alive)
-
-    def count_alive(self, feed: Feed) -> int | None:
-        """Return the most bytes of tensors that a run on `feed` holds at a time; None if that is unknown."""
-        return most_alive(self.proto.graph, {name: array.shape for name, array in feed.items()})
+        return ParallelRuns(
+            open_session, threads, DEFAULT_MEMORY // 2, partial(count_alive, self.proto.graph)
+        )
 
 
 Results = list[Outputs]
@@ -169,7 +167,7 @@ def run_sides(
             return
 
     def needed(numbered: tuple[int, Feed]) -> int | None:
-        alive = sides[0].count_alive(numbered[1])
+        alive = count_alive(sides[0].proto.graph, numbered[1])
         return None if alive is None else alive * len(sides)
 
     def open_runs(chosen: Sequence[Side]) -> closing[ParallelRuns[tuple[int, Feed], Results]]:

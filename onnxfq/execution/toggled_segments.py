@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from copy import deepcopy
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -101,11 +100,10 @@ class SwitchedSegments:
 
     def trace(self, feed: Feed, state: State) -> list[Feed]:
         """Return the tensors before each segment, and the outputs with what is left after the last one."""
-        return list(
-            accumulate(
-                self._parts, lambda tensors, part: part.run(tensors, state), initial=self._seeded(feed)
-            )
-        )
+        traced = [self._seeded(feed)]
+        for part in self._parts:
+            traced.append(part.run(traced[-1], state))
+        return traced
 
     def run(self, tensors: Feed, state: State, start: int = 0) -> Feed:
         """Return the outputs, and what is left after the last segment.

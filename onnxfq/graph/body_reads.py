@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.names import pick_name
+from onnxfq.graph.names import Names
 from onnxfq.graph.walk import bodies, list_graphs, list_nodes, rename_tensors
 
 PROPAGATED = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
@@ -29,13 +29,11 @@ class MovedRead(NamedTuple):
     Attributes:
         graph: of the pair and the moves.
         quantize: the QuantizeLinear.
-        dequantize: the DequantizeLinear.
         move: the last move.
     """
 
     graph: onnx.GraphProto
     quantize: onnx.NodeProto
-    dequantize: onnx.NodeProto
     move: onnx.NodeProto
 
 
@@ -63,7 +61,7 @@ def _find_in(graph: onnx.GraphProto, single: set[str]) -> Iterator[MovedRead]:
                 if node.op_type in PROPAGATED and node.input[0] == name:
                     waiting.append(node.output[0])
                     if node.output[0] in index.captured:
-                        yield MovedRead(graph, quantize, dequantize, node)
+                        yield MovedRead(graph, quantize, node)
 
 
 def pair_moved_reads(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -75,22 +73,26 @@ def pair_moved_reads(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     paired = deepcopy(proto)
     names = GraphIndex.of_model(paired).names
-    for graph, quantize, dequantize, move in find_moved_reads(paired):
+    for graph, quantize, move in find_moved_reads(paired):
         moved = move.output[0]
-        integers, values = (pick_name(f"{moved}/{end}", names) for end in ("q", "dq"))
-        names.update((integers, values))
-        nodes = [
-            helper.make_node(pattern.op_type, [given, *pattern.input[1:]], [made], made)
-            for pattern, given, made in ((quantize, moved, integers), (dequantize, integers, values))
-        ]
-        for made, pattern in zip(nodes, (quantize, dequantize), strict=True):
-            made.attribute.extend(pattern.attribute)
+        values = insert_pair(graph, list(graph.node).index(move) + 1, moved, moved, quantize, names)
         for owner in graph.node:
             for body in bodies(owner):
                 rename_tensors(list_nodes(body), {moved: values}, made=False)
                 for output in (one for inner in list_graphs(body) for one in inner.output):
                     output.name = values if output.name == moved else output.name
-        at = list(graph.node).index(move) + 1
-        for node in reversed(nodes):
-            graph.node.insert(at, node)
     return paired
+
+
+def insert_pair(
+    graph: onnx.GraphProto, at: int, given: str, name: str, like: onnx.NodeProto, names: Names
+) -> str:
+    """Insert a pair of `given` with the numbers of `like`, named for `name`; return what it gives."""
+    integers, values = (names.claim(f"{name}/{end}") for end in ("q", "dq"))
+    quantize = helper.make_node("QuantizeLinear", [given, *like.input[1:]], [integers], integers)
+    read = helper.make_node("DequantizeLinear", [integers, *like.input[1:]], [values], values)
+    quantize.attribute.extend(like.attribute)
+    read.attribute.extend(one for one in like.attribute if one.name in ("axis", "block_size"))
+    graph.node.insert(at, quantize)
+    graph.node.insert(at + 1, read)
+    return values

@@ -138,11 +138,8 @@ def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
     # Constants share their TensorProto with the source; exporting names them, so names must be equal.
     opsets = {o.domain: o.version for o in like.opset_import}
     opsets |= {o.domain: o.version for o in graph.import_domains or [] if o.domain not in opsets}
-    proto = gs.export_onnx(
-        graph,
-        do_type_check=False,
-        opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()],
-    )
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    proto = gs.export_onnx(graph, do_type_check=False, opset_imports=imports)
     # Below IR version 4 every initializer has to be an input.
     proto.ir_version = max(like.ir_version, 4)
     for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):

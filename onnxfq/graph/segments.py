@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfq.graph.external.sizes import element_bytes
@@ -159,6 +160,11 @@ def list_reads(node: onnx.NodeProto) -> set[str]:
         index = GraphIndex(*graphs)
         names |= index.used - index.makers.keys() - {v.name for one in graphs for v in one.input}
     return names
+
+
+def count_alive(graph: onnx.GraphProto, feed: Mapping[str, NDArray[Any]]) -> int | None:
+    """Return the most bytes of tensors that a run on `feed` holds at a time, see `most_alive`."""
+    return most_alive(graph, {name: array.shape for name, array in feed.items()})
 
 
 def most_alive(graph: onnx.GraphProto, inputs: Mapping[str, tuple[int, ...]]) -> int | None:

@@ -195,10 +195,8 @@ def _lay_out_values(
                 f"has scales along axis {axis} in the file, and along axis {granularity.axis} here, where "
                 f"its {there}; calibrate it along that axis"
             )
-    if tensor.block_size is not None and tensor.block_size not in (
-        granularity.block_size,
-        *(granularity.block_shape or ()),
-    ):
+    sizes = granularity.block_size, *(granularity.block_shape or ())
+    if tensor.block_size is not None and tensor.block_size not in sizes:
         raise fault(f"has blocks of {tensor.block_size} in the file, and {granularity} is planned")
     if values.shape == wanted:
         return values

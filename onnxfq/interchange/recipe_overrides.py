@@ -127,11 +127,8 @@ def _granularity(
         return {"granularity": "per_axis", "block_size": None, "block_shape": None}
     if len(shape) == 2:
         return {"granularity": "blocked", "block_size": tensor.block_size, "block_shape": None}
-    return {
-        "granularity": "block_shape",
-        "block_size": None,
-        "block_shape": _block_shape(tensor, shape, inputs),
-    }
+    block = _block_shape(tensor, shape, inputs)
+    return {"granularity": "block_shape", "block_size": None, "block_shape": block}
 
 
 def _block_shape(tensor: ExternalTensor, shape: tuple[int, ...], inputs: int) -> tuple[int, ...]:
@@ -142,10 +139,8 @@ def _block_shape(tensor: ExternalTensor, shape: tuple[int, ...], inputs: int) ->
     axis = inputs if tensor.axis is None else tensor.axis % len(shape)
     if len(counts) != len(shape):
         counts = tuple(1 if d > 1 else n for d, n in enumerate(shape))
-    return tuple(
-        size if d == axis else 1 if count == n else -1
-        for d, (count, n) in enumerate(zip(counts, shape, strict=True))
-    )
+    axes = enumerate(zip(counts, shape, strict=True))
+    return tuple(size if d == axis else 1 if count == n else -1 for d, (count, n) in axes)
 
 
 def find_inherited_tensors(given: ExternalEncodings, model: Model) -> dict[str, str]:

@@ -181,11 +181,6 @@ class SqnrAim:
         if not self.choosing:
             raise DataError("measuring the noise of layers needs data; give data")
 
-    @property
-    def noise_limit(self) -> float | None:
-        """Noise-to-signal ratio of the wanted SQNR."""
-        return 10 ** (-self.wanted / 10)
-
     def choose(self, board: QuantizerToggles, state: State) -> float:
         """Return the SQNR on the samples that choose."""
         return ratio_db(1.0, board.noise(self.choosing, [state])[0])
@@ -196,9 +191,6 @@ class MetricAim:
 
     Values are differences from the float model on the same half: 0 means no drop.
     """
-
-    noise_limit: float | None = None
-    """Noise does not tell."""
 
     def __init__(self, wanted: float, task: TaskMetric) -> None:
         """Name what is measured; nothing is measured yet.

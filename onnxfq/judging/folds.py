@@ -123,14 +123,9 @@ class Folds:
         if found is None:
             return first
         (seen,) = first.candidates
-        score = number_samples(found.candidates[0], self.feeds, among)
         own = {"candidate": seen.candidate, "weight_shares": seen.weight_shares}
-        changes = {
-            "candidates": (score.model_copy(update=own),),
-            "feeds": found.feeds,
-            "folds": self.count,
-        }
-        return first.model_copy(update=changes)
+        score = number_samples(found.candidates[0], self.feeds, among).model_copy(update=own)
+        return first.model_copy(update={"candidates": (score,), "feeds": found.feeds, "folds": self.count})
 
     def _simulate(self, candidate: Candidate) -> list[onnx.ModelProto]:
         """Return the simulations of `candidate` for each part, with ranges of the next, or of all others."""

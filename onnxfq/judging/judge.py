@@ -567,13 +567,8 @@ def _conclude(
     name: str, candidate: Candidate, verdict: Proposal | Refusal, **figures: Any
 ) -> tuple[Candidate, Trial]:
     """Return what is left of `candidate` after a verdict, and the trial."""
-    trial = Trial(
-        remedy=name,
-        details=tuple(verdict.details),
-        evidence=verdict.evidence,
-        promised=verdict.answer,
-        **figures,
-    )
+    figures |= {"details": tuple(verdict.details), "evidence": verdict.evidence}
+    trial = Trial(remedy=name, promised=verdict.answer, **figures)
     if isinstance(verdict, Proposal):
         return verdict.candidate, trial.model_copy(update={"is_kept": True, "price": verdict.price})
     return candidate, trial.model_copy(update={"why": verdict.why, "is_needed": verdict.is_needed})

@@ -159,8 +159,7 @@ def _explain_untried(target: Target, written: Written) -> str:
         return "the model draws random numbers, and every runtime draws others"
     if weight_bytes(written.proto) > ONE_PIECE:
         return f"weights of over {ONE_PIECE >> 20} MB would be in memory twice"
-    lacking = explain_unsupported(written.proto)
-    return lacking
+    return explain_unsupported(written.proto)
 
 
 def _join(release: str, scores: Mapping[str, CandidateScore], samples: int) -> Proof:

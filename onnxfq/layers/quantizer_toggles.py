@@ -280,12 +280,8 @@ class QuantizerToggles:
         self, feed: Feed, state: State, trace: Future[list[Feed]] | None, start: int
     ) -> list[list[ErrorSums]]:
         """Return the error of each deciding part on one feed, from segment `start` on with a trace."""
-        made = (
-            self._model.run(self._float[id(feed)][2], state)
-            if trace is None
-            else self._model.run(trace.result()[start], state, start)
-        )
-        return [self._errors(feed, made)]
+        given, first = (self._float[id(feed)][2], 0) if trace is None else (trace.result()[start], start)
+        return [self._errors(feed, self._model.run(given, state, first))]
 
     def _errors(self, feed: Feed, made: Feed) -> list[ErrorSums]:
         found: list[ErrorSums] = []

@@ -335,10 +335,6 @@ def _join_encodings(
 
 
 def _with_scales(old: Encoding, scales: Scales) -> Encoding:
-    zero_point = scales.zero_point.astype(old.zero_point.dtype)
-    return old.model_copy(
-        update={
-            "scale": scales.scale.reshape(old.param_shape),
-            "zero_point": zero_point.reshape(old.param_shape),
-        }
-    )
+    scale = scales.scale.reshape(old.param_shape)
+    zero_point = scales.zero_point.astype(old.zero_point.dtype).reshape(old.param_shape)
+    return old.model_copy(update={"scale": scale, "zero_point": zero_point})

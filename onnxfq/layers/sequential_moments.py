@@ -140,10 +140,8 @@ class SequentialModels:
         Readers of a shared weight after the first one count only if they do not depend on its result.
         """
         first = layer.inputs[0]
-        sources = (
-            (self._float, first.tensor),
-            (self._quantized, self._quantized.inputs[first.node][first.slot]),
-        )
+        own = self._quantized.inputs[first.node][first.slot]
+        sources = (self._float, first.tensor), (self._quantized, own)
         view = first.view
         alike = self._find_alike(first.tensor, [course.tensor(name) for course, name in sources])
         if not any(alike):

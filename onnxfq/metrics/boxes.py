@@ -196,10 +196,6 @@ def _read_boxes(made: Arrays) -> Iterator[Boxes]:
     if corners.ndim == 2:
         corners, scores, classes = corners[None], scores[None], classes[None]
     for row, score, number in zip(corners, scores, classes, strict=True):
-        own = Boxes(
-            row.astype(np.float64),
-            score.astype(np.float64),
-            number.astype(np.int64),
-            np.zeros(len(row), bool),
-        )
+        difficult = np.zeros(len(row), bool)
+        own = Boxes(row.astype(np.float64), score.astype(np.float64), number.astype(np.int64), difficult)
         yield _take(own, own.scores > 0)

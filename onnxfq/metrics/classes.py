@@ -103,9 +103,8 @@ def miou(outputs: Iterator[Arrays], labels: Any) -> float:
     Raises DataError for masks of another size.
     """
     pairs: NDArray[np.int64] = np.zeros((0, 0), np.int64)
-    for scores, mask in pair_rows(
-        outputs, labels, 4, "an output of class scores [rows, classes, height, width]"
-    ):
+    wanted = "an output of class scores [rows, classes, height, width]"
+    for scores, mask in pair_rows(outputs, labels, 4, wanted):
         count = len(scores)
         if mask.shape != scores.shape[1:]:
             raise DataError(

@@ -103,11 +103,8 @@ def quantize_array(
     top = float(limits.max) if limits.bits < 64 else np.nextafter(float(limits.max), 0)
     integers = np.where(np.isnan(steps), np.rint(zeros), np.clip(steps, limits.min, top)).astype(limits.dtype)
     zeros = np.minimum(zeros, top) if is_whole else zeros
-    kept = (
-        zeros.astype("uint64" if limits.dtype == "uint64" else "int64")
-        if is_whole
-        else zeros.astype(np.float32)
-    )
+    whole = "uint64" if limits.dtype == "uint64" else "int64"
+    kept = zeros.astype(whole if is_whole else "float32")
     return QuantizedArray(_like(x, integers), _like(x, scales), _like(x, kept))
 
 

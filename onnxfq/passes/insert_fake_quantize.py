@@ -139,13 +139,9 @@ def _insert_node(
     rounded = editor.variable(f"{name}/fq", tensor)
     if isinstance(tensor, gs.Constant):
         rounded.dtype, rounded.shape = tensor.dtype, list(tensor.shape)
-    node = custom_node(
-        op,
-        f"{name}/fq",
-        attrs=attrs | modes | encoding.spec.granularity.attributes,
-        inputs=[tensor, *(one for one in params if enabled or one.name), *enabled],
-        outputs=[rounded],
-    )
+    attrs |= modes | encoding.spec.granularity.attributes
+    inputs = [tensor, *(one for one in params if enabled or one.name), *enabled]
+    node = custom_node(op, f"{name}/fq", attrs=attrs, inputs=inputs, outputs=[rounded])
     editor.rewire(placement, rounded)
     editor.insert_before(placement, tensor, [node])
 
@@ -155,11 +151,9 @@ _Operator = tuple[str, dict[str, Any], list[gs.Tensor]]
 
 
 def _static(editor: Editor, name: str, encoding: Encoding) -> _Operator:
-    params: list[gs.Tensor] = [
-        editor.constant(f"{name}/scale", encoding.scale),
-        editor.constant(f"{name}/zero_point", encoding.zero_point.astype(np.float32)),
-    ]
-    return "FakeQuantize", {"qtype": str(encoding.spec.grid)}, params
+    scale = editor.constant(f"{name}/scale", encoding.scale)
+    zero_point = editor.constant(f"{name}/zero_point", encoding.zero_point.astype(np.float32))
+    return "FakeQuantize", {"qtype": str(encoding.spec.grid)}, [scale, zero_point]
 
 
 def _dynamic(editor: Editor, name: str, encoding: Encoding) -> _Operator:

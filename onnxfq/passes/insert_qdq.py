@@ -229,20 +229,14 @@ def _insert_on_activation(editor: Editor, placement: Placement, tensor: gs.Tenso
 def _insert_dynamic(editor: Editor, placement: Placement, tensor: gs.Tensor) -> None:
     name = tensor.name
     found = [editor.variable(f"{name}/{what}") for what in ("q", "scale", "zero_point")]
-    for variable, dtype, shape in zip(
-        found, (np.uint8, np.float32, np.uint8), (tensor.shape, [], []), strict=True
-    ):
-        variable.dtype, variable.shape = dtype, shape
+    kinds: list[tuple[Any, Any]] = [(np.uint8, tensor.shape), (np.float32, []), (np.uint8, [])]
+    for variable, kind in zip(found, kinds, strict=True):
+        variable.dtype, variable.shape = kind
     dequantized = editor.variable(f"{name}/dq", tensor)
     editor.rewire(placement, dequantized)
-    editor.insert_before(
-        placement,
-        tensor,
-        [
-            gs.Node("DynamicQuantizeLinear", f"{name}/q", {}, [tensor], found),
-            gs.Node("DequantizeLinear", f"{name}/dq", {}, found, [dequantized]),
-        ],
-    )
+    quantize = gs.Node("DynamicQuantizeLinear", f"{name}/q", {}, [tensor], found)
+    dequantize = gs.Node("DequantizeLinear", f"{name}/dq", {}, found, [dequantized])
+    editor.insert_before(placement, tensor, [quantize, dequantize])
 
 
 def _insert_on_weight(editor: Editor, placement: Placement, tensor: gs.Constant, written: _Written) -> None:
@@ -259,13 +253,8 @@ def _insert_on_weight(editor: Editor, placement: Placement, tensor: gs.Constant,
     quantized = editor.constant(f"{name}/q", round_values)
     dequantized = editor.variable(f"{name}/dq")
     dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
-    node = gs.Node(
-        "DequantizeLinear",
-        f"{name}/dq",
-        params.granularity.attributes,
-        [quantized, *constants],
-        [dequantized],
-    )
+    attrs = params.granularity.attributes
+    node = gs.Node("DequantizeLinear", f"{name}/dq", attrs, [quantized, *constants], [dequantized])
     editor.rewire(placement, dequantized)
     editor.insert_before(placement, tensor, [node])
 

@@ -144,10 +144,8 @@ def _write_matmul(editor: Editor, scope: gs.Graph, node: gs.Node, form: _Form) -
                 move.inputs, move.outputs, given = [given, *move.inputs], [moved], moved
         operands.append(given)
     node.op, node.attrs, node.inputs = "MatMul", {}, operands
-    # From the result to the product.
-    for move in reversed(
-        _list_moves(editor, f"{node.name}/turn", form.orders[2], form.shapes[2], first=True)
-    ):
+    moves = _list_moves(editor, f"{node.name}/turn", form.orders[2], form.shapes[2], first=True)
+    for move in reversed(moves):  # from the result to the product
         (result,) = node.outputs
         made = editor.variable(f"{result.name}/product")
         made.dtype = result.dtype

@@ -37,11 +37,16 @@ def with_channels(
     return placement.model_copy(update={"spec": spec, "calibrator": calibrator, "why": placement.why + note})
 
 
-def has_one_range(placement: Placement) -> bool:
-    """Tell whether an activation has one static scale, whose range is not given."""
+def has_one_scale(placement: Placement) -> bool:
+    """Tell whether this is an activation with one static scale."""
     spec = placement.spec
     static = not spec.dynamic and spec.scale_type == "float32" and spec.granularity == PER_TENSOR
-    return placement.role == "activation" and static and not placement.calibrator.is_fixed
+    return placement.role == "activation" and static
+
+
+def has_one_range(placement: Placement) -> bool:
+    """Tell whether an activation has one static scale, whose range is not given."""
+    return has_one_scale(placement) and not placement.calibrator.is_fixed
 
 
 def _takes_scales(placement: Placement, nodes: dict[str, gs.Node]) -> bool:

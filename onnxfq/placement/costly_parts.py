@@ -107,10 +107,8 @@ def leave_out_costly(
             continue
         elif bundle.kernels > spare:
             text = f"{bundle} has {bundle.kernels} more kernels than in half, and an engine may have"
-            rule = (
-                "kernels",
-                f"{text} {MOST:g} times half's; to quantize it, set small_shapes: bytes in the recipe",
-            )
+            text += f" {MOST:g} times half's; to quantize it, set small_shapes: bytes in the recipe"
+            rule = "kernels", text
         else:
             spare -= bundle.kernels
             continue

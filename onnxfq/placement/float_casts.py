@@ -35,7 +35,7 @@ from onnxfq.graph.patterns.whole_numbers import find_whole_numbers
 from onnxfq.graph.queries import half_slots
 from onnxfq.numerics.float_types import HALF_TYPES, FloatInfo
 from onnxfq.numerics.qtypes import QTYPES
-from onnxfq.placement.half_range import find_overflow, masks, unfit, unfit_constant
+from onnxfq.placement.half_range import find_overflow, masks, unfit
 from onnxfq.placement.magnified import explain_magnified
 from onnxfq.support.reasons import Reason
 
@@ -157,7 +157,7 @@ def _unfit_tensors(graph: _Graph, statistics: Mapping[str, TensorStatistics]) ->
         if any(node.op_type not in QDQ_OPS for node in graph.readers.get(name, ())):
             values = graph.array(name)
             assert values is not None
-            found[name] = unfit_constant(values, graph.half)
+            found[name] = unfit(TensorStatistics.from_array(values), graph.half)
     for node in graph.nodes:
         if node.op_type == "DequantizeLinear":
             found[node.output[0]] = _reach(graph, node)

@@ -51,11 +51,6 @@ def smallest_magnitude(found: TensorStatistics | None) -> float:
     return float(np.where(least > 0, least, most)[most > 0].min(initial=np.inf))
 
 
-def unfit_constant(values: NDArray[np.float32], half: FloatInfo) -> str:
-    """Return why a constant does not fit in `half`; empty if it fits."""
-    return unfit(TensorStatistics.from_array(values), half)
-
-
 def _real(found: TensorStatistics) -> NDArray[np.bool_]:
     """Tell for each bin whether it holds real values, not stand-ins for minus infinity."""
     low, high = found.edges()

@@ -26,7 +26,6 @@ model.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Literal
 
@@ -58,12 +57,7 @@ def is_depthwise(node: gs.Node) -> bool:
 def leave_out_depthwise(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list[NodeDecision]:
     """Return `decisions`, in float with a reason for depthwise convolutions."""
     found = {node.name for node in nodes if is_depthwise(node)}
-    return [
-        decision.leave_out("depthwise", WHY_FLOAT)
-        if decision.node in found and decision.placements
-        else decision
-        for decision in decisions
-    ]
+    return [d.leave_out("depthwise", WHY_FLOAT) if d.node in found and d.placements else d for d in decisions]
 
 
 def leave_out_fixed(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
@@ -71,13 +65,8 @@ def leave_out_fixed(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -
 
     Runtimes compute it once as they load the model, unless pairs keep them from it.
     """
-    fixed = find_fixed(nodes)
-    return [
-        replace(d.leave_out("fixed", "computed from constants, once"), by_rule=True)
-        if d.node in fixed and d.placements
-        else d
-        for d in decisions
-    ]
+    fixed, reason = find_fixed(nodes), ("fixed", "computed from constants, once")
+    return [d.leave_out(*reason, by_rule=True) if d.node in fixed and d.placements else d for d in decisions]
 
 
 FEWEST = 16

@@ -26,6 +26,7 @@ from onnxfq.graph.queries import (
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.placement.channel_scales import has_one_scale
 from onnxfq.placement.left_out import leave_out_fixed
 from onnxfq.placement.node_units import find_chain_nodes, find_written
 from onnxfq.placement.target_policy import NodeDecision, Operands, Slots, TargetPolicy
@@ -66,7 +67,7 @@ def decide_operators(
         if known.placements and not policy.runs_in_integers(known.placements):
             continue
         if why := whole.explain(node.name):
-            found[node.name] = replace(known.leave_out("whole-numbers", why), by_rule=True)
+            found[node.name] = known.leave_out("whole-numbers", why, by_rule=True)
             continue
         made = _placements(node, slots, graph, recipe, policy)
         placements = tuple(one for one in made if one.tensor not in whole.tensors)
@@ -154,7 +155,7 @@ def _place_output(node: gs.Node, tensor: gs.Tensor, graph: gs.Graph, recipe: Rec
         yield activation_placement(tensor, scheme, PER_TENSOR, uses, f"output of {node.op}")
 
 
-def uses_of(tensor: gs.Tensor, outputs: Collection[gs.Tensor]) -> Iterator[Use]:
+def uses_of(tensor: gs.Tensor, outputs: Collection[gs.Tensor] = ()) -> Iterator[Use]:
     """Yield every slot that reads `tensor`, and its position among the model outputs."""
     readers = {id(reader): reader for reader in tensor.outputs}
     for reader in readers.values():
@@ -184,28 +185,21 @@ def place_biases(
             continue
         bias, known = node.inputs[BIAS_SLOT], [placed.get(Use(node.name, slot)) for slot in (0, 1)]
         data, weight = known
-        if data is None or weight is None or not _has_one_scale(data) or not _is_plain(node, bias):
+        if data is None or weight is None or not has_one_scale(data) or not _is_plain(node, bias):
             continue
         if not policy.runs_in_integers([data, weight]):
             continue
         axis = _axis_of(node, weight)
         if axis is None or recipe.explain_float(node.name, node.op, bias.name):
             continue
+        granularity = Granularity(0 if axis else None)
         yield Placement(
             tensor=bias.name,
             role="bias",
-            spec=QuantSpec(
-                qtype=qtype_by_name(policy.bias_qtype), granularity=Granularity(0 if axis else None)
-            ),
+            spec=QuantSpec(qtype=qtype_by_name(policy.bias_qtype), granularity=granularity),
             uses=(Use(node.name, BIAS_SLOT),),
             why=f"bias of {node.op}, at the scale of {data.tensor!r} times the scale of {weight.tensor!r}",
         )
-
-
-def _has_one_scale(placement: Placement) -> bool:
-    spec = placement.spec
-    static = not spec.dynamic and spec.scale_type == "float32"
-    return placement.role == "activation" and static and spec.granularity == PER_TENSOR
 
 
 def _is_plain(node: gs.Node, bias: gs.Tensor) -> bool:
@@ -224,9 +218,6 @@ def _axis_of(node: gs.Node, weight: Placement) -> bool | None:
     if granularity == PER_TENSOR:
         return False
     axis = channel_axis(node, 1, len(shape))
-    fits = (
-        axis is not None
-        and granularity == Granularity(axis)
-        and shape[axis] == node.inputs[BIAS_SLOT].shape[0]
-    )
-    return True if fits else None
+    if axis is None or granularity != Granularity(axis) or shape[axis] != node.inputs[BIAS_SLOT].shape[0]:
+        return None
+    return True

@@ -19,6 +19,7 @@ from onnxfq.graph.names import Use
 from onnxfq.graph.ops import is_weighted
 from onnxfq.graph.queries import float_type, is_dequantized, nodes_by_graph, weight_source
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.placement.operators import uses_of
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.placement.weighted_ops import activation_placement
 
@@ -45,7 +46,7 @@ def place_bridges(
         count, names = len(found), {node.name for node in found}
         ends = placed.keys() | {t.name for node in found if node.op == "Concat" for t in _tensors(node)}
         for node in reversed(found):  # those behind a node come first
-            read = all(use in quantized or use.node in names for use in _readers(node.outputs[0]))
+            read = all(use in quantized or use.node in names for use in uses_of(node.outputs[0]))
             if not read or node.outputs[0].name in outputs or not _has_end(node, placed, ends, names):
                 names.remove(node.name)
         found = [node for node in found if node.name in names]
@@ -126,12 +127,7 @@ def _has_end(node: gs.Node, placed: Collection[str], ends: Collection[str], name
         return True
     if node.op in ONE_SCALE:
         return node.inputs[0].name in ends
-    return node.inputs[0].name in placed or all(use.node in names for use in _readers(node.inputs[0]))
-
-
-def _readers(tensor: gs.Tensor) -> Iterator[Use]:
-    for reader in tensor.outputs:
-        yield from (Use(reader.name, slot) for slot, read in enumerate(reader.inputs) if read is tensor)
+    return node.inputs[0].name in placed or all(use.node in names for use in uses_of(node.inputs[0]))
 
 
 def _add_use(node: gs.Node, slot: int, known: Placement | None, recipe: Recipe) -> Placement:

@@ -58,12 +58,8 @@ def residual_skip(add: gs.Node, quantized_nodes: set[str]) -> Skip | None:
     convolves = any(end is not None and end.op in CONVOLUTIONS for end in ends)
     if convolves or _read_by(add.outputs[0], quantized_nodes):
         return Skip(1 - main)
-    return Skip(
-        1 - main,
-        Reason(
-            "residual", "skip branch of a sum that no quantized operator reads: a pair would only add noise"
-        ),
-    )
+    why = "skip branch of a sum that no quantized operator reads: a pair would only add noise"
+    return Skip(1 - main, Reason("residual", why))
 
 
 def _broadcasts(left: gs.Tensor, right: gs.Tensor) -> bool:

@@ -30,9 +30,9 @@ class NodeDecision:
     why_float: str = ""
     by_rule: bool = False
 
-    def leave_out(self, rule: str, why: str) -> NodeDecision:
+    def leave_out(self, rule: str, why: str, by_rule: bool = False) -> NodeDecision:
         """Return the decision that leaves the node in float, with the reason and the code of its rule."""
-        return replace(self, placements=(), why_float=Reason(rule, why))
+        return replace(self, placements=(), why_float=Reason(rule, why), by_rule=by_rule or self.by_rule)
 
     def with_note(self, note: str) -> NodeDecision:
         """Return the decision with `note` behind the reason of each placement."""

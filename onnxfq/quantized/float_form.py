@@ -266,10 +266,8 @@ class Unfolding(SourceGraph):
 
     def _whole_number(self, node: onnx.NodeProto, name: str, grid: NumberGrid) -> str:
         """Return the float tensor of the steps of an input of quantized numbers, counted from 0."""
-        inputs = [
-            self._real_operand(node, name, grid),
-            self.constant(f"{name}/step", grid.scale, grid.floats),
-        ]
+        real = self._real_operand(node, name, grid)
+        inputs = [real, self.constant(f"{name}/step", grid.scale, grid.floats)]
         return self.compute("Round", [self.compute("Div", inputs, f"{name}/steps")], f"{name}/rounded")
 
     def _move_weight(self, node: onnx.NodeProto) -> bool:

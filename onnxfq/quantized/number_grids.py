@@ -69,10 +69,8 @@ class NumberGrid:
 
         Values of up to 127 steps to both sides of 0 get the range of 127 steps: int8 has the same grid.
         """
-        low, high = (
-            max(bounds[0], self.limits[0]) / self.scale,
-            min(bounds[1], self.limits[1]) / self.scale,
-        )
+        low = max(bounds[0], self.limits[0]) / self.scale
+        high = min(bounds[1], self.limits[1]) / self.scale
         if "int" in self.kind.name and low > -128.5 and high < 127.5:
             low, high = -127.0, 127.0
         return low * self.scale, high * self.scale
@@ -157,10 +155,8 @@ def joined_slots(node: onnx.NodeProto) -> tuple[tuple[int, ...], tuple[int, ...]
     if node.domain not in STANDARD_DOMAINS and node.op_type != "NhwcMaxPool":
         return (), ()
     inputs, outputs = _JOINS.get(node.op_type, ((), ()))
-    return (
-        tuple(slot for slot in inputs if input_name(node, slot)),
-        tuple(slot for slot in outputs if slot < len(node.output) and node.output[slot]),
-    )
+    made = (slot for slot in outputs if slot < len(node.output) and node.output[slot])
+    return tuple(slot for slot in inputs if input_name(node, slot)), tuple(made)
 
 
 class _Family:

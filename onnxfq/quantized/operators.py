@@ -213,11 +213,8 @@ def _lstm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
 def _matmul_nbits(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     """Convert MatMulNBits."""
     stored = read_nbits(node, unfolding.array)
-    inputs = [
-        unfolding.name(node.input[0]),
-        unfolding.weight(f"{node.input[1]}{WEIGHT}", stored.grid.transpose(), stored.scale.dtype),
-    ]
-    _product(unfolding, node, inputs, input_name(node, 5))
+    weight = unfolding.weight(f"{node.input[1]}{WEIGHT}", stored.grid.transpose(), stored.scale.dtype)
+    _product(unfolding, node, [unfolding.name(node.input[0]), weight], input_name(node, 5))
     unfolding.form.inputs[node.name] = {1}
 
 

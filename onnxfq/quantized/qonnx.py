@@ -78,10 +78,8 @@ class _Writer:
         kind = np.dtype(np.int8 if given.get("signed", 1) else np.uint8)
         shape, axis = _along_axis(scale.shape)
         zeros = np.broadcast_to(zero, scale.shape).astype(kind)
-        parameters = [
-            self._add(f"{node.name}/scale", scale.astype(np.float32).reshape(shape)),
-            self._add(f"{node.name}/zero_point", zeros.reshape(shape)),
-        ]
+        step = self._add(f"{node.name}/scale", scale.astype(np.float32).reshape(shape))
+        parameters = [step, self._add(f"{node.name}/zero_point", zeros.reshape(shape))]
         output = node.output[0]
         numbers, clipped = (self._names.claim(f"{output}/{part}") for part in ("numbers", "clipped"))
         quantize = helper.make_node(
@@ -105,10 +103,9 @@ class _Writer:
         values = np.asarray(tensor_array(tensor), np.float64)
         numbers = np.clip(np.rint(values / scale + zero), *codes) - zero
         shape, axis = _along_axis(scale.shape)
-        inputs = [
-            self._add(f"{node.input[0]}/numbers", np.clip(numbers, -(2**31), 2**31 - 1).astype(np.int32)),
-            self._add(f"{node.name}/scale", scale.astype(np.float32).reshape(shape)),
-        ]
+        integers = np.clip(numbers, -(2**31), 2**31 - 1).astype(np.int32)
+        stored = self._add(f"{node.input[0]}/numbers", integers)
+        inputs = [stored, self._add(f"{node.name}/scale", scale.astype(np.float32).reshape(shape))]
         return [helper.make_node("DequantizeLinear", inputs, list(node.output), node.name, axis=axis)]
 
     def _parameter(self, node: onnx.NodeProto, slot: int) -> NDArray[Any]:

@@ -101,12 +101,9 @@ class QuantizeResult:
     @cached_property
     def model(self) -> Model:
         """The normalised float model, as `load` returns it. Raises ModelError if its file has changed."""
-        stays = weight_bytes(self.staged.proto) > limit_in_memory(None)
-        return (
-            self.staged
-            if stays
-            else replace(self.staged, proto=embed_weights(self.staged, self.staged.proto))
-        )
+        if weight_bytes(self.staged.proto) > limit_in_memory(None):
+            return self.staged
+        return replace(self.staged, proto=embed_weights(self.staged, self.staged.proto))
 
     @cached_property
     def simulation(self) -> onnx.ModelProto:

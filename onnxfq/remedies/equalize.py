@@ -350,15 +350,10 @@ def _activation_format(spec: QuantSpec | None, axis: int) -> FactorFormat:
     if spec is None:
         return FactorFormat(None)
     granularity, qtype = spec.granularity, spec.qtype
-    if granularity.block_shape is not None:
-        return FactorFormat(
-            qtype,
-            Granularity(0, granularity.block_shape[axis])
-            if axis < len(granularity.block_shape)
-            else PER_TENSOR,
-        )
+    blocks = granularity.block_shape
+    if blocks is not None:
+        return FactorFormat(qtype, Granularity(0, blocks[axis]) if axis < len(blocks) else PER_TENSOR)
     if granularity.axis is None or granularity.axis not in (axis, axis - 4, -1):
         return FactorFormat(qtype)
-    return FactorFormat(
-        qtype, Granularity(0, granularity.block_size), MOST_OCTAVES if spec.equalized else None
-    )
+    octaves = MOST_OCTAVES if spec.equalized else None
+    return FactorFormat(qtype, Granularity(0, granularity.block_size), octaves)

@@ -182,10 +182,8 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     for wider in () if explain_fixed_formats(candidate, judge) else list_wider(candidate, judge):
         proof = _prove(aim, judge, wider.candidate)
         if proof.value >= aim.wanted:
-            return wider._replace(
-                details=[f"{wider.details[0]}: {proven.text} -> {proof.text} {aim.measure}"],
-                answer=proof.answer,
-            )
+            told = f"{wider.details[0]}: {proven.text} -> {proof.text} {aim.measure}"
+            return wider._replace(details=[told], answer=proof.answer)
         best = max(best, proof, key=lambda one: one.value)
     if target.fallbacks == (target_by_name(candidate.recipe.target).wide,):
         raise RecipeError(
@@ -198,11 +196,10 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         toggles = start.open_toggles(options)
     ranking, last, count = rank_groups(toggles, feeds, candidate.recipe), candidate, 0
     is_known = isinstance(aim, MetricAim) and len(target.fallbacks) == 1  # noise tells nothing of a metric
-    mixes = (
-        Mixes.unmeasured(ranking, target.fallbacks)
-        if is_known
-        else Mixes.measure(start, judge, ranking, feeds, target.fallbacks)
-    )
+    if is_known:
+        mixes = Mixes.unmeasured(ranking, target.fallbacks)
+    else:
+        mixes = Mixes.measure(start, judge, ranking, feeds, target.fallbacks)
     search, reached = open_search(mixes, aim), proven.value
     while formats := search.choose(reached):
         count = len(formats)
@@ -221,11 +218,9 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             choice = with_remedy(ranking, formats, traced, **fields, reached=proof.value)
             return Proposal(last, choice.remedy_lines(), choice, answer=proof.answer)
         best, reached = max(best, proof, key=lambda one: one.value), proof.value
-    step = (
-        f"the last step changes {count} of {len(ranking.groups)}"
-        if count
-        else f"{target.fallback} helps none of the"
-    )
+    step = f"{target.fallback} helps none of the"
+    if count:
+        step = f"the last step changes {count} of {len(ranking.groups)}"
     raise RecipeError(
         f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best.text} was "
         f"reached{_explain_drift(aim, judge, last)}, and {step} groups of layers; ask for less, take a "

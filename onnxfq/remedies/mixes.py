@@ -203,10 +203,8 @@ class Mixes:
             MixPoint(cost=costs[at], noise=noises[at], changed=int(np.count_nonzero(mixes[at])))
             for at in order
         ]
-        return {
-            "frontier": tuple(points),
-            "chosen": int(np.flatnonzero((mixes[order] == items).all(axis=1))[0]),
-        }
+        chosen = int(np.flatnonzero((mixes[order] == items).all(axis=1))[0])
+        return {"frontier": tuple(points), "chosen": chosen}
 
 
 def apply(candidate: Candidate, judge: Judge, ranking: Sensitivity, formats: Mapping[int, str]) -> Candidate:

@@ -165,12 +165,9 @@ def _in_place_of_auto(recipe: Recipe, method: str) -> Recipe:
     def choose(fields: dict[str, Any]) -> dict[str, Any]:
         return fields | {"rounding": method} if fields.get("rounding") == AUTO else fields
 
-    return recipe.override(
-        weights=choose({"rounding": recipe.weights.rounding}),
-        overrides=tuple(
-            override.model_copy(update={"weights": choose(override.weights)}) for override in recipe.overrides
-        ),
-    )
+    overrides = (one.model_copy(update={"weights": choose(one.weights)}) for one in recipe.overrides)
+    weights = choose({"rounding": recipe.weights.rounding})
+    return recipe.override(weights=weights, overrides=tuple(overrides))
 
 
 ROUNDING = Remedy("rounding", explain_unneeded, search_rounding, is_free=True, estimate=estimate)

@@ -80,10 +80,8 @@ def read_result(path: str | Path) -> AnyResult:
     content = read_content(path, DataError)
     form = content.get("format") if isinstance(content, dict) else None
     if form not in RECORDS:
-        raise DataError(
-            f"{path} holds no result: its format is {form!r:.60}, wanted is one of {', '.join(RECORDS)}; "
-            + remedy
-        )
+        wanted = f"its format is {form!r:.60}, wanted is one of {', '.join(RECORDS)}"
+        raise DataError(f"{path} holds no result: {wanted}; {remedy}")
     return parse(content, RECORDS[form], DataError, str(path))
 
 
@@ -109,12 +107,9 @@ def _contents(label: str, result: AnyResult) -> Iterator[Content]:
     elif isinstance(result, RecipeTable):
         for number, own in enumerate(result.with_times()):
             content = _quantized(own.recipe.name, own)
-            recipes = (
-                []
-                if number
-                else list_table("Recipes", "; ".join(result.terms()), result.cells(), is_shared=True)
-            )
-            content["tables"] = [*recipes, *content["tables"]]
+            if not number:
+                recipes = list_table("Recipes", "; ".join(result.terms()), result.cells(), is_shared=True)
+                content["tables"] = [*recipes, *content["tables"]]
             yield content
     elif isinstance(result, Diagnosis):
         yield _diagnosed(label, result)

@@ -38,14 +38,9 @@ def add_engine(results: Sequence[tuple[str, AnyResult]], path: Path) -> list[tup
 
 
 def _with_engine(result: ResultRecord, found: CheckResult, ran: Mapping[str, str]) -> ResultRecord:
-    listing = found.listing
-    rows = tuple(
-        row.model_copy(
-            update={
-                "ran": ran.get(row.node, ""),
-                "engine_ms": None if listing is None else listing.time_of(row.node),
-            }
-        )
-        for row in result.table.layers
-    )
-    return result.model_copy(update={"table": result.table.model_copy(update={"layers": rows})})
+    rows = []
+    for row in result.table.layers:
+        time = None if found.listing is None else found.listing.time_of(row.node)
+        rows.append(row.model_copy(update={"ran": ran.get(row.node, ""), "engine_ms": time}))
+    table = result.table.model_copy(update={"layers": tuple(rows)})
+    return result.model_copy(update={"table": table})

@@ -66,15 +66,13 @@ def score_tables(candidates: Sequence[CandidateScore], samples: str) -> list[Pag
     note = f"On {samples}. At {LOW_SQNR_DB:g} dB the noise is a tenth of the signal; each 6 dB halve it."
     worst = [(one.candidate, sample) for one in candidates for sample in one.worst_samples]
     worst_rows = [(name, str(one.sample), f"{one.sqnr_db:.1f}") for name, one in worst]
-    return [
-        *list_table("Comparison with the float model", note, rows),
-        *list_table(
-            "Samples that suffer most",
-            "Numbers count the samples of the data from 0; the SQNR is the lowest of what judges the model.",
-            [("candidate", "sample", "SQNR dB"), *worst_rows],
-            [one.picture for _, one in worst],
-        ),
-    ]
+    suffering = list_table(
+        "Samples that suffer most",
+        "Numbers count the samples of the data from 0; the SQNR is the lowest of what judges the model.",
+        [("candidate", "sample", "SQNR dB"), *worst_rows],
+        [one.picture for _, one in worst],
+    )
+    return [*list_table("Comparison with the float model", note, rows), *suffering]
 
 
 def trial_tables(trials: Sequence[Trial]) -> list[PageTable]:

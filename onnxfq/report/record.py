@@ -112,6 +112,7 @@ def quantize_record(
     # The table of trials folds what the judge chose.
     is_tried = any(isinstance(trial.evidence, Equalization) for trial in result.trials)
     before, after = sizes or (weight_bytes(result.model.proto), weight_bytes(result.qdq))
+    steps = list_lines(result.matched, None if is_tried else result.equalization, result.rounding)
     return ResultRecord(
         source=result.model.source,
         recipe=result.recipe,
@@ -127,10 +128,7 @@ def quantize_record(
         evaluation=with_thumbnails(result) if thumbnails else result.evaluation,
         coverage=tuple(CoverageCount(**row._asdict()) for row in result.plan.coverage()),
         bytes=Sizes(before=before, after=after),
-        notes=(
-            *result.model.notes,
-            *list_lines(result.matched, None if is_tried else result.equalization, result.rounding),
-        ),
+        notes=(*result.model.notes, *steps),
         plan=result.plan,
         floats=result.floats,
         trials=result.trials,

@@ -38,9 +38,8 @@ def widen_model(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> on
     index = GraphIndex.of_model(widened)
     taken, types = index.names, _types(index)
     _own_ends(widened, taken, types)
-    for graph in reversed(
-        list_graphs(widened.graph)
-    ):  # bodies first: their nodes are copied with the enclosing node
+    # Bodies first: their nodes are copied with the enclosing node.
+    for graph in reversed(list_graphs(widened.graph)):
         replace_nodes(graph, [n for node in graph.node for n in _with_casts(node, taken, types, halves)])
         # Renamed tensors now have the types of the casts, and ONNX Runtime infers them itself.
         del graph.value_info[:]
@@ -66,10 +65,8 @@ def _own_ends(proto: onnx.ModelProto, taken: Names, types: dict[str, int]) -> No
     first: list[onnx.NodeProto] = []
     last: list[onnx.NodeProto] = []
     renamed: dict[str, str] = {}
-    for values, casts, to in (
-        (proto.graph.input, first, _HALF),
-        (proto.graph.output, last, TensorProto.FLOAT),
-    ):
+    sides = (proto.graph.input, first, _HALF), (proto.graph.output, last, TensorProto.FLOAT)
+    for values, casts, to in sides:
         for value in values:
             # An inner tensor that is fetched declares no type.
             if (value.type.tensor_type.elem_type or types.get(value.name)) != _HALF:

@@ -252,11 +252,9 @@ class _RandomRewriter:
         output = output or self._taken.claim(f"{name}/cast")
         if to is None and self._types is not None:
             to = self._types.get(like, TensorProto.FLOAT)
-        cast = (
-            helper.make_node("CastLike", [name, like], [output])
-            if to is None
-            else helper.make_node("Cast", [name], [output], to=to)
-        )
+        cast = helper.make_node("CastLike", [name, like], [output])
+        if to is not None:
+            cast = helper.make_node("Cast", [name], [output], to=to)
         self._nodes.append(cast)
         return output
 

@@ -126,15 +126,11 @@ def plan_all_floats(model: Model) -> Plan:
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
     names = [value.name for value in graph.input] + [name for node in graph.node for name in node.output]
     spec = QuantSpec(qtype=qtype_by_name("int8"))
+    placed = tuple(
+        Placement(tensor=name, role="activation", spec=spec, uses=(), why="to observe it")
+        for name in dict.fromkeys(names)
+        if types.get(name) == TensorProto.FLOAT
+    )
     return Plan(
-        model_sha256=model.sha256,
-        recipe="all",
-        target="simulation",
-        placements=tuple(
-            Placement(tensor=name, role="activation", spec=spec, uses=(), why="to observe it")
-            for name in dict.fromkeys(names)
-            if types.get(name) == TensorProto.FLOAT
-        ),
-        nodes=(),
-        skipped=(),
+        model_sha256=model.sha256, recipe="all", target="simulation", placements=placed, nodes=(), skipped=()
     )

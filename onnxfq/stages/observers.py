@@ -48,7 +48,7 @@ from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.external.weightless import split_weights
 from onnxfq.graph.model import Model
-from onnxfq.graph.segments import most_alive
+from onnxfq.graph.segments import count_alive
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.passes.observe.insert_merging import with_merging
 from onnxfq.passes.observe.insert_observers import (
@@ -115,11 +115,9 @@ def observer_on(
     device: Device, model: Model, plan: Plan, options: ObserveOptions, tensors: list[Observed] | None = None
 ) -> StatisticsObserver:
     """Return an observer that runs on `device`, which `choose_device` has tested."""
-    return (
-        StatisticsObserver(model, plan, options, tensors)
-        if device == "cpu"
-        else MergingObserver(model, plan, options, device, tensors)
-    )
+    if device == "cpu":
+        return StatisticsObserver(model, plan, options, tensors)
+    return MergingObserver(model, plan, options, device, tensors)
 
 
 class StatisticsObserver:
@@ -144,13 +142,8 @@ class StatisticsObserver:
         except BaseException:
             self._files.close()
             raise
-        graph = model.proto.graph
-        self._runs = ParallelRuns(
-            self._open_run,
-            options.threads,
-            options.memory // 2,
-            lambda feed: most_alive(graph, {name: array.shape for name, array in feed.items()}),
-        )
+        alive = partial(count_alive, model.proto.graph)
+        self._runs = ParallelRuns(self._open_run, options.threads, options.memory // 2, alive)
 
     def _observe(self, model: Model, plan: Plan) -> Model:
         return with_observers(model, plan)

@@ -105,19 +105,18 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     skipped += kept_operators(
         graph, placements, recipe, {d.node for d in decisions} | {s.name for s in opaque}
     )
+    counted = [
+        QuantizableNode(node=d.node, op_type=d.op_type, needs=(*d.needs, *added.get(d.node, ())))
+        for d in decisions
+        if not d.by_rule
+    ]
+    counted += [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in opaque]
     return Plan(
         model_sha256=model.sha256,
         recipe=recipe.name,
         target=recipe.target,
         placements=tuple(placements),
-        nodes=tuple(
-            [
-                QuantizableNode(node=d.node, op_type=d.op_type, needs=(*d.needs, *added.get(d.node, ())))
-                for d in decisions
-                if not d.by_rule
-            ]
-            + [QuantizableNode(node=s.name, op_type=s.op_type, needs=()) for s in opaque]
-        ),
+        nodes=tuple(counted),
         existing=recipe.existing,
         simulation=recipe.simulation,
         bridges=tuple(bridges),
@@ -219,16 +218,8 @@ def _decide_residuals(
             why_float = recipe.explain_float(node.name, node.op, placement.tensor)
         if not why_float:
             refuse(Operands(node, (placement,), {}), policy)
-        decisions.append(
-            NodeDecision(
-                node.name,
-                RESIDUAL,
-                placement.uses,
-                () if why_float else (placement,),
-                why_float,
-                by_rule,
-            )
-        )
+        placed = () if why_float else (placement,)
+        decisions.append(NodeDecision(node.name, RESIDUAL, placement.uses, placed, why_float, by_rule))
     return decisions
 
 

@@ -100,11 +100,9 @@ class PlannedEncodings:
         known = self.own | {encoding.tensor: encoding for encoding in made.encodings}
         known |= {one.tensor: one for one in encode_biases(model, plan, known.values())}
         whole = self.plan
-        ordered = (p.tensor for p in (*whole.activations, *whole.unobserved, *whole.weights, *whole.biases))
-        changes: dict[str, Any] = {
-            "encodings": tuple(known[tensor] for tensor in ordered if tensor in known),
-            "source": self.matched.given.kind,
-        }
+        placed = *whole.activations, *whole.unobserved, *whole.weights, *whole.biases
+        ordered = tuple(known[p.tensor] for p in placed if p.tensor in known)
+        changes: dict[str, Any] = {"encodings": ordered, "source": self.matched.given.kind}
         if not unknown.activations:
             changes |= {"statistics_sha256": "", "data_sha256": ""}
         return Calibrated(plan, made.model_copy(update=changes))

@@ -143,22 +143,17 @@ def score_models(
     scores = tuple(run.score(done, 0 if classes is None else classes.rows) for run in runs)
     if classes is not None and classes.rows != classes.labels.size and not more_labels:
         raise refuse_label_count(classes.labels, str(classes.rows), names[0])
+    notes = (
+        *(f"output {name!r} is selected by values: its SQNR judges nothing" for name in sorted(judged.moved)),
+        *_describe_choices(judged),
+        *_describe_states(judged.states, fed_back),
+        *(f"{score.candidate}: {line}" for score in scores for line in score.drift_lines()),
+        *(note for run in runs for note in run.notes(done)),
+        *([] if classes is None else classes.notes()),
+    )
+    accuracy = None if classes is None else classes.right / classes.rows
     return Evaluation(
-        reference=reference_name,
-        feeds=counted,
-        accuracy=None if classes is None else classes.right / classes.rows,
-        candidates=scores,
-        notes=(
-            *(
-                f"output {name!r} is selected by values: its SQNR judges nothing"
-                for name in sorted(judged.moved)
-            ),
-            *_describe_choices(judged),
-            *_describe_states(judged.states, fed_back),
-            *(f"{score.candidate}: {line}" for score in scores for line in score.drift_lines()),
-            *(note for run in runs for note in run.notes(done)),
-            *([] if classes is None else classes.notes()),
-        ),
+        reference=reference_name, feeds=counted, accuracy=accuracy, candidates=scores, notes=notes
     )
 
 

@@ -95,11 +95,9 @@ def gather_statistics(
         if feeds is not None:
             feeds.hold_out()
         return GatheredStatistics(nothing, nothing)
-    observing = replace(
-        options.observing,
-        feed_ranges=any(p.calibrator.is_ordered for p in plan.activations),
-        progress=counting("observe", inputs.runs),
-    )
+    in_order = any(p.calibrator.is_ordered for p in plan.activations)
+    progress = counting("observe", inputs.runs)
+    observing = replace(options.observing, feed_ranges=in_order, progress=progress)
     with Observation(model, plan, observing, ray) as observation:
         if observing.feed_ranges:  # the calibrator needs every feed in its place
             whole = observation.collect(feeds)

@@ -98,8 +98,6 @@ def explain_missing(path: object) -> str:
         return "nothing is downloaded; fetch it, and give the file"
     if "*" in text or "?" in text:
         return "no pattern is expanded; give the folder, or a file"
-    return (
-        "a shell expands ~ only where a word begins; check the path"
-        if text.startswith("~")
-        else "check the path"
-    )
+    if text.startswith("~"):
+        return "a shell expands ~ only where a word begins; check the path"
+    return "check the path"

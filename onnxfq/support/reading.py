@@ -41,11 +41,8 @@ def read_bytes(path: str | Path, most: int = MOST_TEXT) -> bytes:
     with open_input(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > most:
-            raise OSError(
-                errno.EFBIG,
-                f"it has {size / 1e6:.0f} MB, and such a file has at most {most / 1e6:.0f}",
-                str(path),
-            )
+            why = f"it has {size / 1e6:.0f} MB, and such a file has at most {most / 1e6:.0f}"
+            raise OSError(errno.EFBIG, why, str(path))
         return stream.read()
 
 

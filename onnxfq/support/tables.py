@@ -56,9 +56,8 @@ def table_lines(rows: Sequence[Sequence[str]], names: Collection[int] = ()) -> l
             break
     lines = []
     for row in cells:
-        for parts in zip_longest(
-            *(_fill(cell, width) for cell, width in zip(row, widths, strict=True)), fillvalue=""
-        ):
+        broken = [_fill(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*broken, fillvalue=""):
             lines.append("  ".join(part.ljust(w) for part, w in zip(parts, widths, strict=True)).rstrip())
     return lines
 

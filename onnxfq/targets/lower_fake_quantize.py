@@ -7,6 +7,7 @@ import logging
 import onnx
 
 from onnxfq.graph.io.load import load
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.quantized.extract_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
@@ -26,6 +27,13 @@ def lift(exported: onnx.ModelProto) -> Lifted | None:
     if any(node.op_type == "Round" for node in model.proto.graph.node):
         model = recognize_rounding(model)
     return lift_fake_quantize(model) if has_fake_quantize(model) else None
+
+
+def lower_export(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """Return an export with pairs for its FakeQuantize nodes, and their number; itself without any."""
+    count = sum((node.op_type, node.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for node in proto.graph.node)
+    lifted = lift(proto) if count else None
+    return proto if lifted is None else lower(lifted), count
 
 
 def lower(lifted: Lifted) -> onnx.ModelProto:

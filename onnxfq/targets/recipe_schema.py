@@ -45,10 +45,7 @@ def recipe_schema() -> dict[str, Any]:
     schemes["Override"]["properties"]["base"] = {"enum": list(RECIPES)}
     for name, scheme in (("activations", "ActivationScheme"), ("weights", "WeightScheme")):
         schemes["Override"]["properties"][name] = {"anyOf": [{"$ref": f"#/$defs/{scheme}"}, {"type": "null"}]}
-    for part, kind in (
-        (schema, Recipe),
-        *((schemes[one.__name__], one) for one in _PARTS),
-    ):
+    for part, kind in ((schema, Recipe), *((schemes[one.__name__], one) for one in _PARTS)):
         texts = _OTHERS | _describe(kind)
         part["description"] = (inspect.getdoc(kind) or "").partition("\n")[0]
         part.pop("required", None)

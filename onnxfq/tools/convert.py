@@ -24,7 +24,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, list_nodes
-from onnxfq.graph.ops import CONVOLUTIONS, MOVES, ONNXFQ_DOMAIN, SPLITS
+from onnxfq.graph.ops import CONVOLUTIONS, MOVES, SPLITS
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.judging.written_proof import MOST, Written, prove
@@ -45,7 +45,7 @@ from onnxfq.stages.write import write_model
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.reasons import rule_of
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.lower_fake_quantize import lift, lower
+from onnxfq.targets.lower_fake_quantize import lower_export
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model, target_by_name
 from onnxfq.tools.check import check
@@ -123,10 +123,7 @@ def convert(
     if not is_quantized(proto):
         raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
     given = deepcopy(proto)
-    lowered = sum((n.op_type, n.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for n in proto.graph.node)
-    lifted = lift(proto) if lowered else None
-    if lifted is not None:
-        proto = lower(lifted)
+    proto, lowered = lower_export(proto)
     notes = standard_form(proto)
     form = Unfolding(proto, source, HANDLERS).run()
     if data is not None:
@@ -195,22 +192,14 @@ def _recipe(form: FloatForm, name: str, data: Data | None) -> Recipe:
             overrides.append(Override(nodes=(name,), keep_float=True, why="in float in the source"))
         elif slots != {0, 1} and (data is None or not is_lone):
             grid = next((form.grids[node.input[s]] for s in slots if node.input[s] in form.grids), None)
-            weights = {}
-            if grid is not None and grid.granularity.block_size is not None:
-                weights = {
-                    "qtype": "int4",
-                    "granularity": "blocked",
-                    "block_size": grid.granularity.block_size,
-                    "calibrator": "mse",
-                }
-            overrides.append(
-                Override.model_validate({"nodes": (name,), "activations": None, "weights": weights})
-            )
+            size = None if grid is None else grid.granularity.block_size
+            blocks = {"qtype": "int4", "granularity": "blocked", "block_size": size, "calibrator": "mse"}
+            changes = {"nodes": (name,), "activations": None, "weights": blocks if size is not None else {}}
+            overrides.append(Override.model_validate(changes))
     if base.activations is not None:
         # The source has one grid for all channels.
-        base = base.model_copy(
-            update={"activations": base.activations.model_copy(update={"equalize": "none"})}
-        )
+        activations = base.activations.model_copy(update={"equalize": "none"})
+        base = base.model_copy(update={"activations": activations})
     return base.model_copy(update={"name": "converted", "overrides": tuple(overrides)})
 
 

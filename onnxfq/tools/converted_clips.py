@@ -74,13 +74,12 @@ def _with_losses(form: FloatForm) -> onnx.ModelProto:
     del proto.graph.output[:]
     for name, one in form.clips.items():
         lost, squared, loss = (f"{name}/{word}" for word in ("lost", "squared", "loss"))
-        proto.graph.node.extend(
-            [
-                helper.make_node("Sub", [one.tensor, name], [lost]),
-                helper.make_node("Mul", [lost, lost], [squared]),
-                helper.make_node("ReduceMean", [squared], [loss], keepdims=0),
-            ]
-        )
+        nodes = [
+            helper.make_node("Sub", [one.tensor, name], [lost]),
+            helper.make_node("Mul", [lost, lost], [squared]),
+            helper.make_node("ReduceMean", [squared], [loss], keepdims=0),
+        ]
+        proto.graph.node.extend(nodes)
         proto.graph.output.append(helper.make_empty_tensor_value_info(loss))
     return proto
 

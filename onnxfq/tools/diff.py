@@ -91,14 +91,12 @@ def diff_models(
     for tensor in sorted(left.keys() | right.keys()):
         a, b = left.get(tensor), right.get(tensor)
         if a is None or b is None:
-            places = _describe_placement(a), _describe_placement(b)
-            found.append(Difference(tensor=tensor, what="placement", first=places[0], second=places[1]))
+            found.append(_differ(tensor, "placement", _describe_placement(a), _describe_placement(b)))
             continue
         for what in ("qtype", "granularity", "zero_points"):
             values = (str(getattr(a, what)), str(getattr(b, what)))
             if values[0] != values[1]:
-                label = what.replace("_", " ").replace("qtype", "type")
-                found.append(Difference(tensor=tensor, what=label, first=values[0], second=values[1]))
+                found.append(_differ(tensor, what.replace("_", " ").replace("qtype", "type"), *values))
         found += _diff_scales(
             tensor, [one.get(q.tensor) for one, q in zip(scales, (a, b), strict=True)], tolerance
         )
@@ -116,7 +114,11 @@ def _diff_models(first: Inspection, second: Inspection) -> list[Difference]:
         rows.append((what, ", ".join(getattr(first, what)), ", ".join(getattr(second, what))))
     kinds = sorted(first.operators.keys() | second.operators.keys())
     rows += [(op, str(first.operators.get(op, 0)), str(second.operators.get(op, 0))) for op in kinds]
-    return [Difference(tensor="", what=what, first=a, second=b) for what, a, b in rows if a != b]
+    return [_differ("", *row) for row in rows if row[1] != row[2]]
+
+
+def _differ(tensor: str, what: str, first: str, second: str) -> Difference:
+    return Difference(tensor=tensor, what=what, first=first, second=second)
 
 
 def _describe_placement(quantized: QuantizedTensor | None) -> str:
@@ -142,14 +144,13 @@ def _diff_scales(tensor: str, pair: list[NDArray[Any] | None], tolerance: float)
     if first is None or second is None:
         return []
     if first.shape != second.shape:
-        shapes = (str(list(first.shape)), str(list(second.shape)))
-        return [Difference(tensor=tensor, what="shape of scales", first=shapes[0], second=shapes[1])]
+        return [_differ(tensor, "shape of scales", str([*first.shape]), str([*second.shape]))]
     apart = np.abs(first - second) > tolerance * np.maximum(np.abs(first), np.abs(second))
     if not apart.any():
         return []
     worst = np.unravel_index(int(np.argmax(np.abs(first - second))), first.shape)
     what = "scale" if first.ndim == 0 else f"scale ({int(apart.sum())} of {first.size}, the furthest apart)"
-    return [Difference(tensor=tensor, what=what, first=f"{first[worst]:.6g}", second=f"{second[worst]:.6g}")]
+    return [_differ(tensor, what, f"{first[worst]:.6g}", f"{second[worst]:.6g}")]
 
 
 def _diff_nodes(*protos: onnx.ModelProto) -> list[Difference]:
@@ -162,7 +163,7 @@ def _diff_nodes(*protos: onnx.ModelProto) -> list[Difference]:
         for what in dict.fromkeys([*pair[0], *pair[1]]):
             a, b = (parts.get(what, "none") for parts in pair)
             if a != b:
-                found.append(Difference(tensor=outputs[0], what=what, first=a, second=b))
+                found.append(_differ(outputs[0], what, a, b))
     return found
 
 
@@ -193,13 +194,12 @@ def _diff_constants(protos: Sequence[onnx.ModelProto], tolerance: float) -> list
         given = [one[name] for one in (first, second)]
         kinds = [f"{onnx.TensorProto.DataType.Name(one.data_type).lower()} {[*one.dims]}" for one in given]
         if kinds[0] != kinds[1]:
-            found.append(Difference(tensor=name, what="constant", first=kinds[0], second=kinds[1]))
+            found.append(_differ(name, "constant", *kinds))
             continue
         apart = np.flatnonzero(_apart(a, b, tolerance))
         if apart.size:
-            values = str(a[apart[0]]), str(b[apart[0]])
             what = f"values ({apart.size} of {a.size}, the first)"
-            found.append(Difference(tensor=name, what=what, first=values[0], second=values[1]))
+            found.append(_differ(name, what, str(a[apart[0]]), str(b[apart[0]])))
     return found
 
 

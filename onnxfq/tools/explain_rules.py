@@ -59,8 +59,6 @@ def check_codes(codes: list[str]) -> None:
     """Raise RecipeError for a code that no rule has."""
     for code in codes:
         if code not in list_rules():
-            hint = (
-                nearest(code, list_rules())
-                or "; `check` prints the name of the rule in each finding, behind its severity"
-            )
+            place = "; `check` prints the name of the rule in each finding, behind its severity"
+            hint = nearest(code, list_rules()) or place
             raise RecipeError(f"no rule of check is called {code!r}{hint}")

@@ -71,6 +71,7 @@ class Inspection(PrintedRecord):
         """Return the summary as plain text."""
         operators = ", ".join(f"{op} {count}" for op, count in self.operators.items())
         weighted = ", ".join(f"{op} {count}" for op, count in self.weighted.items()) or "none"
+        metadata = (pair for pair in self.metadata.items() if not pair[0].startswith(FORMAT_KEY))
         lines = [
             f"model      {self.source}",
             f"opset      {self.opset} (IR {self.ir_version}), producer {self.producer or 'unknown'}",
@@ -81,11 +82,7 @@ class Inspection(PrintedRecord):
             f"operators  {operators}",
             f"weighted   {weighted}",
             f"constants  {self.weight_bytes / 1e6:.2f} MB",
-            *(
-                f"metadata   {key} = {value}"
-                for key, value in self.metadata.items()
-                if not key.startswith(FORMAT_KEY)
-            ),
+            *(f"metadata   {key} = {value}" for key, value in metadata),
         ]
         if not self.quantized:
             found = sorted(set(self.operators) & QUANTIZED_OPS)

@@ -89,9 +89,8 @@ def register_calibrator(name: str, method: CalibrationMethod) -> None:
     taken = CALIBRATORS.get(name)
     if not name.isidentifier():
         raise SpecError(f"calibrator {name!r}: a name must be an identifier, as sigma")
-    if name in (EXTERNAL.name, BY_CHANNEL.name) or (
-        taken and taken.function.__module__ != method.function.__module__
-    ):
+    is_other = taken and taken.function.__module__ != method.function.__module__
+    if name in (EXTERNAL.name, BY_CHANNEL.name) or is_other:
         raise SpecError(f"calibrator {name!r}: the name is taken; register it under another")
     CALIBRATORS[name] = method
 
@@ -154,8 +153,11 @@ class Calibrator(Record):
 
         Raises SpecError as in `parse`, and for a method from outside that fails or returns no range.
         """
-        function = self._look_up().function
+        method = self._look_up()
+        function = method.function
         if function.__module__.startswith(_OWN):
+            if not (method.fixed or statistics.counts.size):
+                return statistics.rmin, statistics.rmax  # there is nothing to choose from
             return know_range(str(self), lambda *given: function(*given, *self.parameters), statistics, spec)
         # Others need the statistics too.
         arrays = {name: value for name, value in vars(statistics).items() if isinstance(value, np.ndarray)}

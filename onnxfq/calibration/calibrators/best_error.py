@@ -65,8 +65,6 @@ def best_error(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, fl
     otherwise no method is better in both figures. The rule follows no publication.
     For integers of ROOMY_BITS the range is HEADROOM times as wide, up to the largest float32.
     """
-    if not statistics.counts.size:
-        return statistics.rmin, statistics.rmax
     ranges = [know_range(name, method, statistics, spec) for name, method in METHODS.items()]
     rmin, rmax = ranges[choose_range(statistics, spec, ranges)]
     is_roomy = spec.qtype.bits >= ROOMY_BITS and not spec.qtype.is_float

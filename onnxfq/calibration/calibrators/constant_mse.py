@@ -130,35 +130,23 @@ def _search(
 ) -> Array:
     """Return the factor of least squared error for each row: 1, of `tried`, or finer ones around those."""
     best = np.ones(len(rows))
-    step = abs(tried[-1] - tried[-2]) / (FINE + 1)
+    step, places = abs(tried[-1] - tried[-2]) / (FINE + 1), (*range(-FINE, 0), *range(1, FINE + 1))
     at_once = max(_AT_ONCE // max(rows.shape[1], 1), 1)
     for start in range(0, len(rows), at_once):
         at = slice(start, start + at_once)
-        part, found = rows[at], best[at]
-        weigh = None if factors is None else factors[at]
-        least = np.full(len(part), np.inf)
-
-        def try_factor(
-            factor: Array,
-            at: slice = at,
-            part: NDArray[np.float32] = part,
-            found: Array = found,
-            least: Array = least,
-            weigh: NDArray[np.float32] | None = weigh,
-        ) -> None:
-            rounded = fake_quantize(part, *scales(factor, at), qtype=qtype, granularity=Granularity(axis=0))
-            rounded -= part
-            with np.errstate(over="ignore", invalid="ignore"):  # an error beyond float32 is not the least
-                np.square(rounded, out=rounded)
-                if weigh is not None:
-                    rounded *= weigh
-            error = np.add.reduce(rounded, axis=1, dtype=np.float64)
-            np.copyto(found, factor, where=error < least)
-            np.fmin(least, error, out=least)
-
-        for share in (1.0, *tried):
-            try_factor(np.full(len(part), share))
-        centre = found.copy()
-        for place in (*range(-FINE, 0), *range(1, FINE + 1)) if fine else ():
-            try_factor(np.maximum(centre + place * step, step))
+        part, found, least = rows[at], best[at], np.full(len(rows[at]), np.inf)
+        for is_fine in (False, True) if fine else (False,):
+            centre = found.copy()  # the first pass has found it
+            for one in places if is_fine else (1.0, *tried):
+                factor = np.maximum(centre + one * step, step) if is_fine else np.full(len(part), one)
+                given = scales(factor, at)
+                rounded = fake_quantize(part, *given, qtype=qtype, granularity=Granularity(axis=0))
+                rounded -= part
+                with np.errstate(over="ignore", invalid="ignore"):  # an error beyond float32 is not the least
+                    np.square(rounded, out=rounded)
+                    if factors is not None:
+                        rounded *= factors[at]
+                error = np.add.reduce(rounded, axis=1, dtype=np.float64)
+                np.copyto(found, factor, where=error < least)
+                np.fmin(least, error, out=least)
     return best

@@ -183,12 +183,9 @@ def grid_error(
     qtype = spec.qtype
     scale32, zero = choose_qparams(rmin, rmax, qtype, spec.symmetric, ParamRules(spec.power_of_two))
     scale = scale32.astype(np.float64)
-    low, high = qtype.qmin - zero.astype(np.float64), qtype.qmax - zero.astype(np.float64)
-    if qtype.is_float:
-        error = float_squared_error(density, scale, qtype)
-    else:
-        error = compute_squared_error(density, scale, low, high)
+    error = _error_on_grids(density, scale, zero.astype(np.float64), qtype)
     if saturation_weight != 1.0:
+        low, high = qtype.qmin - zero.astype(np.float64), qtype.qmax - zero.astype(np.float64)
         error += (saturation_weight - 1.0) * saturation_error(density, low * scale, high * scale)
     return error
 
@@ -207,13 +204,17 @@ def estimate_sqnr_db(statistics: TensorStatistics, scale: float, zero_point: int
 
 def estimate_noise(density: Density, scale: float, zero_point: float, qtype: QType) -> float:
     """Return the sum of squared errors of the observed values on one grid."""
-    at = np.asarray([scale], np.float64)
-    if qtype.is_float:
-        return float(float_squared_error(density, at, qtype)[0])
     if zero_point != round(zero_point):
         # A fraction shifts the grid: the values are shifted with it and rounded to whole steps.
         moved = scale * zero_point
         density = Density(density.low + moved, density.high + moved, density.counts)
         zero_point = 0
-    low, high = (np.asarray([limit - zero_point], np.float64) for limit in (qtype.qmin, qtype.qmax))
-    return float(compute_squared_error(density, at, low, high)[0])
+    at, zero = np.asarray([scale], np.float64), np.asarray([zero_point], np.float64)
+    return float(_error_on_grids(density, at, zero, qtype)[0])
+
+
+def _error_on_grids(density: Density, scale: Candidates, zero: Candidates, qtype: QType) -> Candidates:
+    """Return sum (fq(x) - x)^2 for each scale and zero point of `qtype`."""
+    if qtype.is_float:
+        return float_squared_error(density, scale, qtype)
+    return compute_squared_error(density, scale, qtype.qmin - zero, qtype.qmax - zero)

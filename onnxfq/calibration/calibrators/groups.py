@@ -75,10 +75,8 @@ def choose_channel_ranges(
     least, most = low.min(initial=0.0), high.max(initial=0.0)
     growth = round(_harmonic(2 * samples) / _harmonic(samples), 6)  # the same on all machines
     dead = (low == 0.0) & (high == 0.0)
-    return (
-        np.where(dead, least, np.maximum(low * growth, least)),
-        np.where(dead, most, np.minimum(high * growth, most)),
-    )
+    low = np.where(dead, least, np.maximum(low * growth, least))
+    return low, np.where(dead, most, np.minimum(high * growth, most))
 
 
 def _harmonic(count: int) -> float:

@@ -12,8 +12,6 @@ from onnxfq.numerics.spec import QuantSpec
 
 def minmax(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     """Return (rmin, rmax) as observed; for symmetric int2 as `use_lowest_number` says."""
-    if not statistics.counts.size:
-        return statistics.rmin, statistics.rmax
     rmin, rmax = use_lowest_number(np.float64(statistics.rmin), np.float64(statistics.rmax), spec)
     return float(rmin), float(rmax)
 

@@ -25,8 +25,6 @@ def average_ranges(
     """
     ranges = statistics.feed_ranges[np.isfinite(statistics.feed_ranges).all(axis=1)]
     if ranges.size == 0:
-        if not statistics.counts.size:
-            return statistics.rmin, statistics.rmax
         raise StatisticsError(
             "calibrator moving_average needs the range of each feed, and these statistics hold none; "
             "observe again, or use minmax or percentile"

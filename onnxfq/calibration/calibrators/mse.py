@@ -31,8 +31,6 @@ def mse(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     error, and the result is never worse than min-max. A symmetric result is within 0.2% of the best range
     in its neighbourhood.
     """
-    if not statistics.counts.size:
-        return statistics.rmin, statistics.rmax
     low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
     smallest, _ = choose_qparams(low * _ALL[-1], high * _ALL[-1], spec.qtype, spec.symmetric)
     density = Density.from_statistics(statistics).drop_rounded_to_zero(float(smallest), spec.qtype)

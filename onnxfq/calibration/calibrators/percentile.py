@@ -21,8 +21,6 @@ def percentile(
     Asymmetric: half of the share is cut at each end. An end is the middle of the quantile's bin, so within
     1/128 of the quantile; it is the observed end if less than one value is left out.
     """
-    if not statistics.counts.size:
-        return statistics.rmin, statistics.rmax
     low, high = statistics.edges()
     # Rounded, so that 0.1% of 60,000 values is 60 and not the float below.
     left_out = round((1.0 - percent / 100.0) * float(statistics.counts.sum()), 6)

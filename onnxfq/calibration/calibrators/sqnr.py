@@ -24,8 +24,6 @@ def sqnr(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     AIMET's candidates just above the observed range, which serve its rounding, are left out. The noise is
     computed here in closed form from the bins; AIMET computes it on the middles of 512 or 2048 equal bins.
     """
-    if not statistics.counts.size:
-        return statistics.rmin, statistics.rmax
     low, high = min(statistics.rmin, 0.0), max(statistics.rmax, 0.0)
     rmin, rmax = (_symmetric if spec.symmetric else _asymmetric)(low, high)
     smallest, _ = choose_qparams(rmin, rmax, spec.qtype, spec.symmetric)

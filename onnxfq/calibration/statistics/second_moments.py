@@ -5,7 +5,7 @@ Sums are computed, or read from a file, when a caller needs them: memory holds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -66,10 +66,6 @@ def is_read_later(column: str) -> bool:
     return column.startswith(f"{MOMENTS.name}/") and column.rpartition("/")[2].startswith(_BLOCK)
 
 
-def _pack(items: Iterable[tuple[InputKey, InputSums]]) -> Iterator[tuple[str, NDArray[Any]]]:
-    return pack_inputs(MOMENTS.name, ((key, value.arrays()) for key, value in items))
-
-
 def _unpack(columns: Columns) -> dict[InputKey, InputSums]:
     found = {}
     for key, names in unpack_inputs(MOMENTS.name, columns).items():
@@ -118,6 +114,6 @@ MOMENTS: Kind[InputSums] = Kind(
     empty=_no_accumulator,
     merge=InputSums.merge,
     fingerprint=lambda value: b"".join(array.tobytes() for _, array in value.arrays()),
-    pack=_pack,
+    pack=lambda items: pack_inputs(MOMENTS.name, ((key, value.arrays()) for key, value in items)),
     unpack=_unpack,
 )

@@ -159,8 +159,6 @@ def _owners(layout: Layout, view: MatrixView, outputs: tuple[int, ...]) -> NDArr
 def _choose(one: Scales, other: Scales, better: NDArray[np.bool_], own: NDArray[np.int64] | None) -> Scales:
     """Return the scales of `other` for the outputs where it is better, of `one` for the rest."""
     where = better.all() if own is None else better.reshape(-1)[own]
-    scale, zero_point = (
-        np.where(where, other.scale, one.scale),
-        np.where(where, other.zero_point, one.zero_point),
-    )
+    scale = np.where(where, other.scale, one.scale)
+    zero_point = np.where(where, other.zero_point, one.zero_point)
     return Scales(scale.astype(np.float32), zero_point.astype(np.float32), one.global_scale)

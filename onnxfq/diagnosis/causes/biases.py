@@ -31,10 +31,8 @@ CHANGED = 0.5
 def find_biases(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield biases that are missing, saturated or another one than the float model's."""
     stored = {one.constant: one.grid.steps for one in candidate.form.constants if one.is_bias}
-    index, dynamic = (
-        candidate.form_index,
-        [n.name for n in candidate.index.nodes if n.op_type == "ConvInteger"],
-    )
+    index = candidate.form_index
+    dynamic = [n.name for n in candidate.index.nodes if n.op_type == "ConvInteger"]
     biased = [node for node in index.nodes if node.op_type in _BIASED and node.name not in dynamic]
     values = {node.name: bias for node in biased if (bias := _read_bias(index, node)) is not None}
     layers = [node for node in biased if node.name in values]

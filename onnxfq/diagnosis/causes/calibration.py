@@ -72,11 +72,8 @@ def find_other_preprocessing(candidate: FileCandidate) -> Iterator[Suspicion]:
         return
     text = f"the file was calibrated on other values: its {len(readings)} ranges are {before:.0%} off "
     text += f"those of the data, and {misfits[name]:.0%} for data {name}"
-    yield replace(
-        _recalibrate(candidate, all_fits(candidate), text, kind="preprocessing"),
-        tensor=first,
-        is_certain=True,
-    )
+    found = _recalibrate(candidate, all_fits(candidate), text, kind="preprocessing")
+    yield replace(found, tensor=first, is_certain=True)
 
 
 def find_few_samples(candidate: FileCandidate) -> Iterator[Suspicion]:

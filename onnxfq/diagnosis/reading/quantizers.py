@@ -60,11 +60,9 @@ class ActivationQuantizer:
     def qtype(self) -> QType:
         """The type of its numbers, with their limits."""
         kind = self.grid.kind.name
-        return (
-            qtype_of_integers(*map(int, self.grid.codes))
-            if "int" in kind
-            else qtype_by_name(kind.replace("_", ""))
-        )
+        if "int" in kind:
+            return qtype_of_integers(*map(int, self.grid.codes))
+        return qtype_by_name(kind.replace("_", ""))
 
     @property
     def is_centered(self) -> bool:

@@ -182,15 +182,8 @@ def _group(
             continue
         members = np.flatnonzero(joined == number)
         members = members[np.isin(members, np.concatenate(sides))]
-        summed = {fold.summed for fold in readers[number]}
-        made.append(
-            ChannelGroup(
-                readers[number][0].summed,
-                members,
-                tuple(readers[number]),
-                tuple(writers[number]),
-                number in outer,
-                tuple(one for one in by_group[number] if one.tensor not in summed),
-            )
-        )
+        read, written = tuple(readers[number]), tuple(writers[number])
+        summed = {fold.summed for fold in read}
+        others = tuple(one for one in by_group[number] if one.tensor not in summed)
+        made.append(ChannelGroup(read[0].summed, members, read, written, number in outer, others))
     return made

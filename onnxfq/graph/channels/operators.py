@@ -80,6 +80,13 @@ class Context:
         """Return the rank of such a tensor."""
         return len(self.shape(tensor))
 
+    def fold(
+        self, node: onnx.NodeProto, constant: str, plus: Ids, minus: Ids | None = None, **more: Any
+    ) -> None:
+        """Let a constant of `node` take up factors; without `minus` it is divided by none."""
+        minus = np.full((1,) * plus.ndim, FIXED, np.int64) if minus is None else minus
+        self.folds.append(Fold(constant, node.name, node.op_type, plus, minus, **more))
+
 
 Rule = Callable[[onnx.NodeProto, dict[str, Any], Context], Ids | None]
 """Reads a node: ties and folds, and returns the variables of its first output; None passes no factors on."""
@@ -191,9 +198,7 @@ def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Id
     sizes = [context.shape(name)[axis] for name in node.input]
     widest = [max(part.shape[a] for part in parts) for a in range(parts[0].ndim)]
     if all(part.shape[axis] == 1 for part in parts):  # not along the channels
-        for part in parts[1:]:
-            context.ties.tie(parts[0], part)
-        return np.broadcast_arrays(*parts)[0]
+        return context.ties.join(parts)
     if any(size is None for size in sizes):
         return None
     full = [
@@ -223,9 +228,8 @@ def _slice(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids
     if ids.size == 1:
         return _pass_on(node, attrs, context)
     given = [context.index.array(name) for name in node.input[1:]]
-    if len(given) < 2 or any(
-        name and value is None for name, value in zip(node.input[1:], given, strict=True)
-    ):
+    unknown = [name for name, value in zip(node.input[1:], given, strict=True) if name and value is None]
+    if len(given) < 2 or unknown:
         return None
     starts, ends, axes, steps = ([] if v is None else v.tolist() for v in [*given, None, None][:4])
     axes, steps = axes or [*range(len(starts))], steps or [1] * len(starts)
@@ -268,10 +272,7 @@ def _add(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids |
     rank = context.rank(node.output[0])
     if not terms:
         return None
-    ids = [align(context.of(name), rank) for name in terms]
-    for other in ids[1:]:
-        context.ties.tie(ids[0], other)
-    whole = np.broadcast_arrays(*ids)[0] if len(ids) > 1 else ids[0]
+    whole = context.ties.join([align(context.of(name), rank) for name in terms])
     for name in node.input:
         if name in context.index.constants and not fold_elements(node, name, whole, context):
             return None
@@ -314,7 +315,7 @@ def _mul_constant(node: onnx.NodeProto, data: str, constant: str, context: Conte
     plus, minus = (made, ids) if node.op_type == "Mul" else (ids, made)
     if wide:
         plus, minus = _trim(plus, values), _trim(minus, values)
-    context.folds.append(Fold(constant, node.name, node.op_type, plus, minus, widens=not wide))
+    context.fold(node, constant, plus, minus, widens=not wide)
     return made
 
 
@@ -352,9 +353,7 @@ def fold_elements(node: onnx.NodeProto, constant: str, plus: Ids, context: Conte
     )
     if not fits or not context.is_weight(constant):
         return False
-    taken = _trim(align(plus, max(plus.ndim, values.ndim)), values)
-    none = np.full((1,) * values.ndim, FIXED, np.int64)
-    context.folds.append(Fold(constant, node.name, node.op_type, taken, none))
+    context.fold(node, constant, _trim(align(plus, max(plus.ndim, values.ndim)), values))
     return True
 
 
@@ -389,8 +388,7 @@ def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Id
         layout, plus = places[None, :], made[:, None]
     if input_name(node, 2):
         _fold_bias(node, made, context)
-    fold = Fold(weight, node.name, node.op_type, plus, read[layout], data, read, layout, axis)
-    context.folds.append(fold)
+    context.fold(node, weight, plus, read[layout], summed=data, inputs=read, layout=layout, axis=axis)
     return made.reshape([-1 if place == axis else 1 for place in range(rank)])
 
 
@@ -425,9 +423,7 @@ def _fold_bias(node: onnx.NodeProto, made: Ids, context: Context) -> None:
     if values is None or not context.is_weight(bias) or values.shape[-1:] != made.shape:
         context.ties.fix(made, f"the bias of {node.op_type} {node.name!r} cannot take factors")
         return
-    own = made.reshape((1,) * (values.ndim - 1) + made.shape)
-    none = np.full((1,) * values.ndim, FIXED, np.int64)
-    context.folds.append(Fold(bias, node.name, node.op_type, own, none))
+    context.fold(node, bias, align(made, values.ndim))
 
 
 def _conv_ids(read: Ids, made: Ids, dims: tuple[int, ...], group: int, turned: bool) -> tuple[Ids, Ids]:
@@ -477,7 +473,7 @@ def _affine(node: onnx.NodeProto, constants: Any, axis: int, context: Context) -
         return None
     made = context.ties.fresh(size)
     for name in names:
-        context.folds.append(Fold(name, node.name, node.op_type, made, np.zeros(1, np.int64)))
+        context.fold(node, name, made)
     return made.reshape([-1 if place == axis else 1 for place in range(rank)])
 
 
@@ -493,10 +489,10 @@ def _batch_norm(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -
     ids = context.of(node.input[0])
     if any(extent != 1 for place, extent in enumerate(ids.shape) if place != 1):
         return None
-    read, made, none = np.broadcast_to(ids.reshape(-1), size), context.ties.fresh(size), np.zeros(1, np.int64)
-    context.folds.append(Fold(scale, node.name, node.op_type, made, read))
-    context.folds.append(Fold(shift, node.name, node.op_type, made, none))
-    context.folds.append(Fold(mean, node.name, node.op_type, read, none))
+    read, made = np.broadcast_to(ids.reshape(-1), size), context.ties.fresh(size)
+    context.fold(node, scale, made, read)
+    context.fold(node, shift, made)
+    context.fold(node, mean, read)
     return made.reshape([1, -1, *(1,) * (ids.ndim - 2)])
 
 

@@ -432,8 +432,7 @@ def _gather(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> I
     if len(dims) != 2 or attrs.get("axis", 0) % 2:
         return None
     made = context.ties.fresh(dims[1:])
-    none = np.full((1, 1), FIXED, np.int64)
-    context.folds.append(Fold(table, node.name, node.op_type, made[None], none))
+    context.fold(node, table, made[None])
     return align(made, context.rank(node.output[0]))
 
 
@@ -444,9 +443,7 @@ def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> I
     axis = attrs["axis"] % context.rank(node.output[0])
     if not known or not parts or any(part.shape[axis] > 1 for part in parts):
         return RULES["Concat"](node, attrs, context)
-    for part in parts[1:]:
-        context.ties.tie(parts[0], part)
-    whole = np.broadcast_arrays(*parts)[0]
+    whole = context.ties.join(parts)
     return whole if all(fold_elements(node, name, whole, context) for name in known) else None
 
 

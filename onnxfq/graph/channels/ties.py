@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import cast
 
@@ -35,6 +36,12 @@ class Ties:
         left, right = np.broadcast_arrays(one, other)
         if not np.array_equal(left, right):
             self._pairs.append((left.reshape(-1), right.reshape(-1)))
+
+    def join(self, parts: Sequence[Ids]) -> Ids:
+        """Make the variables of all parts equal, and return them in the shape that all parts broadcast to."""
+        for part in parts[1:]:
+            self.tie(parts[0], part)
+        return np.broadcast_arrays(*parts)[0]
 
     def fix(self, ids: Ids, why: str) -> None:
         """Fix the variables to the factor 1; the first reason is kept."""

@@ -69,13 +69,11 @@ def move_weights(proto: onnx.ModelProto, scratch: Scratch) -> onnx.ModelProto:
 
     Raises ValueError when one is damaged.
     """
-    return with_initializers(
-        proto,
-        (
-            t if is_small(t) or is_external(t) else scratch.store(t, tensor_content(t))
-            for t in proto.graph.initializer
-        ),
-    )
+
+    def move(one: onnx.TensorProto) -> onnx.TensorProto:
+        return one if is_small(one) or is_external(one) else scratch.store(one, tensor_content(one))
+
+    return with_initializers(proto, map(move, proto.graph.initializer))
 
 
 def change_without_weights(

@@ -44,10 +44,8 @@ def check_sizes(proto: onnx.ModelProto, source: str) -> None:
             _check_sparse(sparse, source)
     for owner in (proto.graph, *proto.functions):
         for attribute in (a for node in list_nodes(owner) for a in node.attribute):
-            for sparse in (
-                *attribute.sparse_tensors,
-                *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else ()),
-            ):
+            one = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+            for sparse in (*attribute.sparse_tensors, *one):
                 _check_sparse(sparse, source)
 
 

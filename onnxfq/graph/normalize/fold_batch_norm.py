@@ -106,11 +106,8 @@ def _fold(editor: Editor, conv: gs.Node, factor: _Float64s, offset: _Float64s) -
     if (factor != 1).any():
         scaled = _scale_channels(constant_array(weight).astype(np.float64), factor, conv)
         weight = _store(editor, conv, weight.name, scaled.astype(weight.dtype))
-    conv.inputs = [
-        conv.inputs[0],
-        weight,
-        _store(editor, conv, bias_name, (bias * factor + offset).astype(weight.dtype)),
-    ]
+    stored = _store(editor, conv, bias_name, (bias * factor + offset).astype(weight.dtype))
+    conv.inputs = [conv.inputs[0], weight, stored]
 
 
 def _scale_channels(weight: _Float64s, factor: _Float64s, conv: gs.Node) -> _Float64s:

@@ -38,14 +38,11 @@ def _spell_domain(proto: onnx.ModelProto, source: str) -> None:
     """Spell ONNX's own domain as the empty string, which onnx's tools know alone; trim inputs of nodes."""
     versions = {entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")}
     if len(versions) > 1:
-        raise ModelError(
-            f"{source} imports ai.onnx at opsets {' and '.join(map(str, sorted(versions)))}; only one "
-            "is allowed, export it again"
-        )
+        found = " and ".join(map(str, sorted(versions)))
+        raise ModelError(f"{source} imports ai.onnx at opsets {found}; only one is allowed, export it again")
     imports = [entry for entry in proto.opset_import if entry.domain not in ("", "ai.onnx")]
-    if len(imports) + len(versions) < len(proto.opset_import) or any(
-        entry.domain == "ai.onnx" for entry in proto.opset_import
-    ):
+    is_spelled = any(entry.domain == "ai.onnx" for entry in proto.opset_import)
+    if is_spelled or len(imports) + len(versions) < len(proto.opset_import):
         own = [onnx.helper.make_opsetid("", version) for version in versions]
         del proto.opset_import[:]
         proto.opset_import.extend([*own, *imports])

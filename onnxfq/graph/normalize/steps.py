@@ -25,7 +25,7 @@ from onnxfq.graph.node_fields import attributes_of, dense_values
 from onnxfq.graph.node_fields import constant_value as constant_value
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
-from onnxfq.graph.prune import keep_constants
+from onnxfq.graph.prune import keep_constants, leave_out
 from onnxfq.graph.walk import rename_tensors
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.support.reasons import Reason
@@ -261,15 +261,10 @@ def drop_same_reshapes(proto: onnx.ModelProto) -> str:
     for node in graph.node:
         if node.op_type == "Reshape" and node.domain in STANDARD_DOMAINS and _keeps_shape(node, index):
             if node.output[0] not in index.outputs | index.captured:
-                sources[node.output[0]] = sources.get(node.input[0], node.input[0])
+                sources[node.output[0]] = node.input[0]
     if not sources:
         return ""
-    kept = [node for node in graph.node if not (node.op_type == "Reshape" and node.output[0] in sources)]
-    rename_tensors(kept, sources, made=False)
-    replace_nodes(graph, kept)
-    for value in [value for value in graph.value_info if value.name in sources]:
-        graph.value_info.remove(value)
-    keep_constants(graph, GraphIndex.of_model(proto).used)
+    leave_out(graph, sources)
     return f"{len(sources)} Reshape to the shape of its input left out"
 
 

@@ -36,9 +36,8 @@ def find_stored_scales(proto: onnx.ModelProto) -> dict[str, StoredScale]:
     `proto` is a normalised model before its constants are folded.
     """
     found = _Scales(proto)
-    if not any(tensor.data_type in _STORED for tensor in found.constants.values()) and not any(
-        node.op_type in QUANTIZED_OPS for node in list_nodes(proto.graph)
-    ):
+    is_stored = any(tensor.data_type in _STORED for tensor in found.constants.values())
+    if not is_stored and not any(node.op_type in QUANTIZED_OPS for node in list_nodes(proto.graph)):
         return {}
     for graph in list_graphs(proto.graph):
         for node in graph.node:

@@ -23,9 +23,8 @@ def store_turned(model: Model, readers: int = 1) -> Model:
     graph, count = model.graph(), 0
     editor = Editor(graph)
     for scope in list_graphs(graph):
-        for turn in [
-            node for node in scope.nodes if node.op == "Transpose" and node.domain in STANDARD_DOMAINS
-        ]:
+        turns = [n for n in scope.nodes if n.op == "Transpose" and n.domain in STANDARD_DOMAINS]
+        for turn in turns:
             result = turn.outputs[0]
             is_output = any(result is one for one in scope.outputs)
             if not isinstance(turn.inputs[0], gs.Constant) or is_output or len(result.outputs) < readers:

@@ -173,6 +173,7 @@ class _Judge:
             if name not in outputs and self._is_float(name) and self._logits(output) == name != output
         }
         deciding = (*deciding, *(name for name, of in logits.items() if self._decides(of) and of in deciding))
+        makers = {name: name_tensor(name, self._index) for name in (*sources, *logits)}
         return JudgedTensors(
             deciding=deciding or (*states,),
             moved=frozenset(name for name in outputs if name in self._moved and self._is_float(name)),
@@ -186,11 +187,7 @@ class _Judge:
             },
             choices={n: one._replace(follows=n not in self._noisy) for n, one in self._choices.items()},
             unjudged=self._choosing.left,
-            makers={
-                name: text
-                for name in (*sources, *logits)
-                if (text := name_tensor(name, self._index)) != repr(name)
-            },
+            makers={name: text for name, text in makers.items() if text != repr(name)},
         )
 
     def _follow(self, node: onnx.NodeProto) -> None:

@@ -30,17 +30,12 @@ def explain_open_sums(proto: onnx.ModelProto, sizes: Mapping[str, Sequence[Colle
             if isinstance(dim, str):
                 measured.setdefault(dim, set()).update(found)
                 batches |= {dim} if not axis else set()
-    return [
-        note
-        for dims, text in (
-            (
-                measured.keys() - batches,
-                "an axis of open length, of which the data has {}: other lengths were",
-            ),
-            (batches, "the samples of a batch, of which {} ran together: other batches were"),
-        )
-        if (note := _explain_first(index, {dim: measured[dim] for dim in dims}, text))
-    ]
+    kinds = (
+        (measured.keys() - batches, "an axis of open length, of which the data has {}: other lengths were"),
+        (batches, "the samples of a batch, of which {} ran together: other batches were"),
+    )
+    notes = (_explain_first(index, {dim: measured[dim] for dim in dims}, text) for dims, text in kinds)
+    return [note for note in notes if note]
 
 
 def _explain_first(index: GraphIndex, open_dims: Mapping[str, Collection[int]], text: str) -> str:

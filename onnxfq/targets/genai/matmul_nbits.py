@@ -50,10 +50,9 @@ def write_weight(editor: Editor, placement: Placement, tensor: gs.Constant, enco
     packed = pack_bits(padded, bits)
     if turned:
         packed = packed.reshape(len(numbers), -1, block * bits // 8)
-    inputs = [
-        make_constant(editor.pick_name(f"{name}_Q{bits}"), packed),
-        make_constant(editor.pick_name(f"{name}_scales"), order(params.scale).astype(values.dtype)),
-    ]
+    integers = make_constant(editor.pick_name(f"{name}_Q{bits}"), packed)
+    scales = order(params.scale).astype(values.dtype)
+    inputs = [integers, make_constant(editor.pick_name(f"{name}_scales"), scales)]
     if (zero_points != 1 << (bits - 1)).any():
         inputs.append(make_constant(editor.pick_name(f"{name}_qzeros"), pack_bits(zero_points, bits)))
     import_domain(editor.graph, DOMAIN)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import onnx
 
+from onnxfq.graph.body_reads import insert_pair
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_graphs, list_nodes
-from onnxfq.graph.names import pick_name
 from onnxfq.graph.walk import rename_tensors
 
 
@@ -45,7 +45,7 @@ def _share_pair(
     own = next((one for one in readers if one in graph.node), None)
     if own is None:
         name = readers[0].input[0]
-        values = _insert_pair(graph, list(graph.node).index(node) + 1, name, name, readers[0], whole)
+        values = insert_pair(graph, list(graph.node).index(node) + 1, name, name, readers[0], whole.names)
     else:
         values = whole.readers[own.output[0]][0].output[0]
     for one in readers:
@@ -66,24 +66,8 @@ def _pair_end(branch: onnx.GraphProto, place: int, reader: onnx.NodeProto, whole
     name = branch.output[place].name
     maker = GraphIndex(branch).makers.get(name)
     if maker is not None and maker.op_type != "DequantizeLinear":
-        real = pick_name(f"{name}/float", whole.names)
-        whole.names.update((real,))
+        real = whole.names.claim(f"{name}/float")
         rename_tensors(list_nodes(branch), {name: real})
-        _insert_pair(branch, len(branch.node), real, name, reader, whole)
+        insert_pair(branch, len(branch.node), real, name, reader, whole.names)
         last = branch.node[-1]
         last.output[0] = name
-
-
-def _insert_pair(
-    graph: onnx.GraphProto, at: int, given: str, name: str, like: onnx.NodeProto, whole: GraphIndex
-) -> str:
-    """Insert a pair of `given` with the numbers of `like`, named for `name`; return what it gives."""
-    integers, values = (pick_name(f"{name}/{end}", whole.names) for end in ("q", "dq"))
-    whole.names.update((integers, values))
-    quantize = onnx.helper.make_node("QuantizeLinear", [given, *like.input[1:]], [integers], integers)
-    read = onnx.helper.make_node("DequantizeLinear", [integers, *like.input[1:]], [values], values)
-    quantize.attribute.extend(like.attribute)
-    read.attribute.extend(one for one in like.attribute if one.name == "axis")
-    graph.node.insert(at, quantize)
-    graph.node.insert(at + 1, read)
-    return values

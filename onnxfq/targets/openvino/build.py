@@ -65,13 +65,11 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
         )
         for kind, types, names, behind in given
     ]
-    return Built(
-        builder,
-        nodes=tuple(
-            describe_node(promised, DEVICE, _judge(promised, _find_layer(layers, number, promised)))
-            for number, promised in enumerate(reading.promises)
-        ),
+    nodes = (
+        describe_node(promised, DEVICE, _judge(promised, _find_layer(layers, number, promised)))
+        for number, promised in enumerate(reading.promises)
     )
+    return Built(builder, nodes=tuple(nodes))
 
 
 def _list_inner_layers(proto: onnx.ModelProto) -> Iterator[tuple[str, list[str], list[str], list[str]]]:

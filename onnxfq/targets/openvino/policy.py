@@ -142,14 +142,8 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     }
     decisions = _leave_out_joined(decisions, {name: products[name] for name in plain}, joined - positive)
     plain |= _find_before_channel_scales(decisions, nodes)
-    signed = {
-        placement.tensor
-        for decision in decisions
-        if decision.node in plain
-        for placement in decision.placements
-        if placement.role == "activation"
-    }
-    signed -= joined | positive
+    activations = (p for d in decisions if d.node in plain for p in d.placements if p.role == "activation")
+    signed = {placement.tensor for placement in activations} - joined - positive
     return [
         replace(d, placements=tuple(_choose_signs(p, signed, joined) for p in d.placements))
         for d in decisions

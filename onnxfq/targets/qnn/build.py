@@ -116,13 +116,11 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     except ModelError as error:
         return Built(builder, (about_model("build", str(error)),))
     providers = {number: provider for name, provider in taken.items() for number in find_marks([name])}
-    return Built(
-        builder,
-        nodes=tuple(
-            describe_node(promised, DEVICE, _judge(providers.get(number), promised.site.op))
-            for number, promised in enumerate(reading.promises)
-        ),
+    nodes = (
+        describe_node(promised, DEVICE, _judge(providers.get(number), promised.site.op))
+        for number, promised in enumerate(reading.promises)
     )
+    return Built(builder, nodes=tuple(nodes))
 
 
 def _judge(provider: str | None, op: str) -> Verdict:

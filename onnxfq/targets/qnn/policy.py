@@ -112,20 +112,14 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     weights = {
         p.tensor for d in decisions if d.node in multiplied for p in d.placements if p.role == "weight"
     }
-    revised = [
-        replace(
-            d,
-            placements=tuple(
-                _in_one_scale(
-                    _in_eight_bits(_on_grid(p, producers.get(p.tensor, "")), narrow), by_name[d.node]
-                )
-                for p in d.placements
-                if d.node in multiplied or p.tensor not in weights
-            ),
-        )
-        for d in decisions
-        if not _vanishes(by_name[d.node], written, placing)
-    ]
+    revised = []
+    for d in decisions:
+        node = by_name[d.node]
+        if _vanishes(node, written, placing):
+            continue
+        kept = (p for p in d.placements if d.node in multiplied or p.tensor not in weights)
+        fitting = (_in_eight_bits(_on_grid(p, producers.get(p.tensor, "")), narrow) for p in kept)
+        revised.append(replace(d, placements=tuple(_in_one_scale(p, node) for p in fitting)))
     return join_bias_sums(revised, by_name, recipe)
 
 

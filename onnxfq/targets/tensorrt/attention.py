@@ -99,10 +99,6 @@ def _projections(found: dict[str, NodeDecision], attention: Attention[gs.Node]) 
             yield decision.leave_out(_RULE, why)
 
 
-def _is_float8(decision: NodeDecision) -> bool:
-    return decision.placements[0].spec.qtype.is_float
-
-
 def _without_blocks(decision: NodeDecision) -> NodeDecision:
     """Return `decision`, in float if it has a block format."""
     blocks = [p for p in decision.placements if p.spec.scale_type != "float32"]
@@ -121,7 +117,7 @@ def count_tokens(attention: Attention[gs.Node]) -> int | None:
 
 def _explain_unfused(attention: Attention[gs.Node], decision: NodeDecision) -> str:
     """Return why both products run separately; empty if they are fused, or if it is unknown."""
-    is_float8, (queries, keys) = _is_float8(decision), attention.scores.inputs[:2]
+    is_float8, (queries, keys) = decision.placements[0].spec.qtype.is_float, attention.scores.inputs[:2]
     if is_float8 and keys.shape is None:
         return ""
     count = _size(keys, -1)

@@ -170,12 +170,6 @@ def _find_mxfp8(gpu: NamedGpu) -> Cell:
     return Cell(None, f"no source says it of TensorRT{engine}")
 
 
-def runs_on_all(key: str, gpus: Sequence[NamedGpu]) -> bool | None:
-    """Return whether a format runs on all of `gpus`; None if that is unknown of one and false of none."""
-    cells = {find_cell(key, gpu).runs for gpu in gpus}
-    return False if False in cells else None if None in cells else True
-
-
 def describe_gpus(gpus: Sequence[NamedGpu]) -> list[str]:
     """Return a line for each GPU with the formats that run there, those that do not, and those unknown."""
     lines = []

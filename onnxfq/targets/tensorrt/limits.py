@@ -67,11 +67,9 @@ def _explain_types(product: Product) -> str:
     own, others = product.numbers, product.others
     if product.op not in CONVOLUTIONS or own != "int4":
         others = others & BOTH_SIDES - {own} if own in BOTH_SIDES and not product.is_weight else frozenset()
-    return (
-        f"TensorRT multiplies two tensors of one type only, not {own} and {min(others)}; use one"
-        if others
-        else ""
-    )
+    if not others:
+        return ""
+    return f"TensorRT multiplies two tensors of one type only, not {own} and {min(others)}; use one"
 
 
 def _explain_window(product: Product) -> str:

@@ -84,15 +84,10 @@ def apply_checkpoint(
         if not filling.formats:
             raise ModelError(f"{checkpoint}: encodings hold none of its layers; {'; '.join(filling.notes)}")
         plan, encodings, notes = encode_layers(model, filling.formats, target, opened.form)
+        formats = Counter(str(layer.spec) for layer in filling.formats.values())
+        notes = [*filling.notes, *notes]
         applied = AppliedCheckpoint(
-            str(checkpoint),
-            opened.form,
-            model,
-            plan,
-            encodings,
-            Counter(str(layer.spec) for layer in filling.formats.values()),
-            [*filling.notes, *notes],
-            scratch,
+            str(checkpoint), opened.form, model, plan, encodings, formats, notes, scratch
         )
         if output is not None:
             _write(applied, Path(output))

@@ -109,12 +109,8 @@ def encode_layers(
     lost = {p.tensor for p in plan.placements if p.role != "bias"} - set(known)
     plan = plan.without(lost, f"{form} has no scale for it") if lost else plan
     known |= {one.tensor: one for one in encode_biases(model, plan, known.values())}
-    ordered = (p.tensor for p in plan.placements if p.tensor in known)
-    encodings = Encodings(
-        model_sha256=model.sha256,
-        encodings=tuple(known[name] for name in ordered),
-        source=f"{form} checkpoint",
-    )
+    ordered = tuple(known[p.tensor] for p in plan.placements if p.tensor in known)
+    encodings = Encodings(model_sha256=model.sha256, encodings=ordered, source=f"{form} checkpoint")
     return plan, encodings, notes + _explain_lost(plan, placed)
 
 
@@ -147,22 +143,13 @@ def _recipe(
         for weights, activations, nodes in groups.values()
     ]
     chosen = {node for layer in placed.values() for node in layer.nodes}
-    others = tuple(
-        node.name
-        for node in list_nodes(model.proto.graph)
-        if node.op_type in WEIGHTED_INPUTS and node.name not in chosen
-    )
+    weighted = (node.name for node in list_nodes(model.proto.graph) if node.op_type in WEIGHTED_INPUTS)
+    others = tuple(name for name in weighted if name not in chosen)
     if others:
-        overrides.append(
-            Override(nodes=others, keep_float=True, why=f"the {form} checkpoint has it in float")
-        )
-    return Recipe(
-        name=form,
-        target=target,
-        activations=None,
-        weights=WeightScheme(qtype=qtype_by_name("int8"), rounding="nearest"),
-        overrides=tuple(overrides),
-    )
+        why = f"the {form} checkpoint has it in float"
+        overrides.append(Override(nodes=others, keep_float=True, why=why))
+    usual = WeightScheme(qtype=qtype_by_name("int8"), rounding="nearest")
+    return Recipe(name=form, target=target, activations=None, weights=usual, overrides=tuple(overrides))
 
 
 def _activations(given: InputFormat) -> dict[str, Any]:

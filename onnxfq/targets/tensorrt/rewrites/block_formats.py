@@ -102,22 +102,13 @@ def _mxfp8(
     name, blocks = placement.tensor, encoding.spec.granularity.attributes
     if isinstance(tensor, gs.Constant):
         exponents = np.frexp(encoding.scale)[1] - 1 + _EXPONENT_BIAS
-        pair = [
-            _constant(editor, f"{name}/q", _codes(tensor, encoding)),
-            _constant(editor, f"{name}/scale", exponents.astype(np.uint8)),
-        ]
+        codes = editor.constant(f"{name}/q", _codes(tensor, encoding))
+        pair = [codes, editor.constant(f"{name}/scale", exponents.astype(np.uint8))]
         nodes = []
     else:
         pair = _pair(editor, name, tensor, encoding, TensorProto.UINT8)
-        nodes = [
-            _tensorrt_node(
-                "TRT_MXFP8DynamicQuantize",
-                f"{name}/q",
-                blocks | {"output_dtype": encoding.spec.qtype.onnx_type},
-                [tensor],
-                pair,
-            )
-        ]
+        attrs = blocks | {"output_dtype": encoding.spec.qtype.onnx_type}
+        nodes = [_tensorrt_node("TRT_MXFP8DynamicQuantize", f"{name}/q", attrs, [tensor], pair)]
     real = blocks | {"output_dtype": FLOATS[placement.float_type].onnx_type}
     return [*nodes, _tensorrt_node("TRT_MXFP8DequantizeLinear", f"{name}/dq", real, pair, [out])]
 
@@ -129,21 +120,17 @@ def _float4(
     nodes: list[gs.Node] = []
     if encoding.global_scale is None:
         assert isinstance(tensor, gs.Constant), "MXFP4 is for weights"
-        codes = _constant(editor, f"{name}/q", _codes(tensor, encoding))
-        scale = _constant(editor, f"{name}/scale", encoding.scale)
+        codes = editor.constant(f"{name}/q", _codes(tensor, encoding))
+        scale = editor.constant(f"{name}/scale", encoding.scale)
     else:
-        shared = _constant(editor, f"{name}/global_scale", np.asarray(encoding.global_scale, np.float32))
+        shared = editor.constant(f"{name}/global_scale", np.asarray(encoding.global_scale, np.float32))
         if isinstance(tensor, gs.Constant):
-            codes = _constant(editor, f"{name}/q", _codes(tensor, encoding))
-            small = _constant(editor, f"{name}/block_scale", encoding.block_scales)
+            codes = editor.constant(f"{name}/q", _codes(tensor, encoding))
+            small = editor.constant(f"{name}/block_scale", encoding.block_scales)
         else:
             codes, small = _pair(editor, name, tensor, encoding, TensorProto.FLOAT8E4M3FN)
-            kind = {"scale_type": int(TensorProto.FLOAT8E4M3FN)}
-            nodes = [
-                _tensorrt_node(
-                    "TRT_FP4DynamicQuantize", f"{name}/q", blocks | kind, [tensor, shared], [codes, small]
-                )
-            ]
+            attrs, pair = blocks | {"scale_type": int(TensorProto.FLOAT8E4M3FN)}, [codes, small]
+            nodes = [_tensorrt_node("TRT_FP4DynamicQuantize", f"{name}/q", attrs, [tensor, shared], pair)]
         scale = editor.variable(f"{name}/scale")
         scale.dtype, scale.shape = np.float32, small.shape
         nodes.append(gs.Node("DequantizeLinear", f"{name}/scale", {}, [small, shared], [scale]))
@@ -152,20 +139,14 @@ def _float4(
     # Scales and results are float32; TensorRT multiplies in float4 if a Cast follows.
     real = editor.variable(f"{name}/dq_float32")
     real.dtype, real.shape = np.float32, out.shape
-    return [
-        *nodes,
-        gs.Node("DequantizeLinear", f"{name}/dq_float32", blocks, [codes, scale], [real]),
-        gs.Node("Cast", f"{name}/dq", {"to": FLOATS[placement.float_type].onnx_type}, [real], [out]),
-    ]
+    product = gs.Node("DequantizeLinear", f"{name}/dq_float32", blocks, [codes, scale], [real])
+    cast = gs.Node("Cast", f"{name}/dq", {"to": FLOATS[placement.float_type].onnx_type}, [real], [out])
+    return [*nodes, product, cast]
 
 
 def _codes(tensor: gs.Constant, encoding: Encoding) -> NDArray[Any]:
     spec = encoding.spec
     return quantize(constant_array(tensor), encoding.scale, qtype=spec.qtype, granularity=spec.granularity)
-
-
-def _constant(editor: Editor, name: str, values: NDArray[Any]) -> gs.Constant:
-    return editor.constant(name, values)
 
 
 def _pair(

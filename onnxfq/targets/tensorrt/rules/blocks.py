@@ -151,11 +151,9 @@ def _block_of(q: Quantizer) -> int:
     if axis is None or not q.shape or not q.scale_shape:
         return 0
     # One scale is one block, whatever block_size says.
-    return (
-        q.shape[axis] or 0
-        if q.scale_shape[axis] == 1
-        else q.block or (q.shape[axis] or 0) // (q.scale_shape[axis] or 1)
-    )
+    if q.scale_shape[axis] == 1:
+        return q.shape[axis] or 0
+    return q.block or (q.shape[axis] or 0) // (q.scale_shape[axis] or 1)
 
 
 def block_axis(q: Quantizer) -> int | None:

@@ -13,7 +13,7 @@ from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import make_finding, read
 from onnxfq.targets.target import Hardware
-from onnxfq.targets.tensorrt.gpus import NamedGpu, describe_gpus, find_cell, read_gpu, runs_on_all
+from onnxfq.targets.tensorrt.gpus import NamedGpu, describe_gpus, find_cell, read_gpu
 from onnxfq.targets.tensorrt.recipes import RECIPES
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
@@ -54,8 +54,7 @@ def _key_of(qtype: str, scale_type: str) -> str:
 
 def judge_recipe(recipe: Recipe, names: Sequence[str]) -> bool | None:
     """Return whether all formats of a recipe run on all GPUs; None if that is unknown."""
-    gpus = _read_gpus(names)
-    found = {runs_on_all(key, gpus) for key in list_formats(recipe)}
+    found = {find_cell(key, gpu).runs for key in list_formats(recipe) for gpu in _read_gpus(names)}
     return False if False in found else None if None in found else True
 
 

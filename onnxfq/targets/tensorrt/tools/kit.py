@@ -100,14 +100,12 @@ def polygraphy(
     return [*words, "--validate"]
 
 
-def polygraphy_tensors(
-    release: int, profiles: Mapping[str, Profile], tensors: Sequence[str], saved: str = TENSORS_FILE
-) -> list[str]:
+def polygraphy_tensors(release: int, profiles: Mapping[str, Profile], tensors: Sequence[str]) -> list[str]:
     """Return the command that builds `model.onnx` with `tensors` as outputs and saves their values.
 
     An engine with more outputs fuses less than the one without.
     """
-    return [*_polygraphy_run(release, profiles), "--trt-outputs", *tensors, "--save-outputs", saved]
+    return [*_polygraphy_run(release, profiles), "--trt-outputs", *tensors, "--save-outputs", TENSORS_FILE]
 
 
 def _polygraphy_run(release: int, profiles: Mapping[str, Profile]) -> list[str]:

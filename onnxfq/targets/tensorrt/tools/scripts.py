@@ -47,14 +47,8 @@ def script(commands: Sequence[Sequence[str]], instead: Sequence[Sequence[str]] =
     if instead:
         others = [f"  {shlex.join(words)}" for words in instead]
         note = f'  echo "{NO_TRTEXEC}" >&2'
-        lines += [
-            f"if command -v {commands[0][0]} > /dev/null; then",
-            f"  {first}",
-            "else",
-            note,
-            *others,
-            "fi",
-        ]
+        test = f"if command -v {commands[0][0]} > /dev/null; then"
+        lines += [test, f"  {first}", "else", note, *others, "fi"]
     else:
         lines.append(first)
     return "\n".join([*lines, *rest]) + "\n"
