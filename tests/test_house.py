@@ -175,7 +175,7 @@ ROOM_LINES: dict[str, int] = {
     "judging": 1247,  # candidates are compared one at a time, for memory; no room fell
     "layers": 931,  # joined samples have a bound in bytes; no room fell
     "metrics": 426,  # means over rows with their intervals; no room fell
-    "numerics": 1189,  # the error of a ratio by itself; no room fell
+    "numerics": 1189,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
     "passes": 1761,  # rotations in constants; no room fell
     "placement": 1565,  # what constants alone compute, by one rule for all targets; targets fell
     "quantized": 1485,  # names of integers, coverage of other tools; no room fell
