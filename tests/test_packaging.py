@@ -65,6 +65,7 @@ def test_no_extra_brings_a_second_runtime(project: dict[str, Any]) -> None:
     assert "onnx" in named and not [name for name in named if name.startswith("onnxruntime")]
 
 
+@pytest.mark.sample
 def test_the_cpu_install_is_one_command_that_the_check_runs() -> None:
     """README has the command; `.ci/run` builds that wheel, and installs it alone in two Pythons."""
     assert "```sh\nONNXFQ_RUNTIME=cpu pip install .\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
@@ -104,6 +105,7 @@ READERS = re.compile(
 )
 
 
+@pytest.mark.sample
 def test_security_lists_every_reader() -> None:
     """SECURITY.md names each module that reads or parses files of other people, and no other."""
     reading = {
