@@ -73,7 +73,7 @@ def test_growth_is_linear(shape: str, script: Callable[[str], Any]) -> None:
     Branches stand behind a chain.
     """
     scale = script("scale")
-    _, small, large = (scale.measure(scale.SHAPES[shape](nodes)) for nodes in (20, 60, 240))
+    _, small, large = (scale.measure(scale.SHAPES[shape](nodes)) for nodes in (20, 80, 320))
     assert scale.find_power(small, large, "calls") < 1.05
     assert small.sessions == large.sessions
 

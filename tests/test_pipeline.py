@@ -46,6 +46,17 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_stages_in_a_row_give_the_same_bytes(workdir: Path) -> None:
+    """`quantize` writes what the public stages give, byte for byte, where no remedy is tried."""
+    quantize("model.onnx", "data.npz", "one.onnx", accuracy=OFF)
+    model = onnxfq.load("model.onnx")
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
+    statistics = onnxfq.collect_statistics(model, plan, onnxfq.open_feeds(model.proto, "data.npz"))
+    encodings = onnxfq.calibrate(model, plan, statistics)
+    onnxfq.save(onnxfq.insert_qdq(model, plan, encodings), "two.onnx")
+    assert Path("one.onnx").read_bytes() == Path("two.onnx").read_bytes()
+
+
 def test_nothing_is_written_without_an_output(workdir: Path) -> None:
     """Without `output` the result is returned only."""
     before = sorted(workdir.iterdir())
