@@ -62,7 +62,8 @@ before, seen = anonymous(), []
 runs = ("observe", "calibrate", "evaluate")
 options = RunOptions(threads=2, progress=lambda stage, *_: stage in runs and seen.append(anonymous()))
 rng = np.random.default_rng(0)
-feeds = [{"x": rng.standard_normal((1, proto.graph.initializer[0].dims[0])).astype(np.float32)}] * 2
+size = proto.graph.initializer[0].dims[0]
+feeds = [{"x": rng.standard_normal((1, size)).astype(np.float32)} for _ in range(2)]
 recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
 result = onnxfq.quantize(proto, feeds, sys.argv[2], recipe=recipe, options=options)
 assert proto == onnx.load(sys.argv[1]) and result.model.sha256 == onnxfq.load(sys.argv[1]).sha256
