@@ -195,12 +195,13 @@ def test_other_choices_change_no_figure(kind: str) -> None:
     assert found.lowest_db < 10  # the scores in front decide too
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_number_behind_is_true(name: str, tmp_path: Path) -> None:
     """A promise is true for samples of which both models choose the same, by ONNX Runtime alone."""
     network = NETWORKS[name]()
     assert set(judge_outputs(load(network.proto).proto).choices) >= {network.choices[0]}
-    feeds = [{"x": x[None]} for x in network.data(96, 1)["x"]]
+    feeds = [{"x": x[None]} for x in network.data(64, 1)["x"]]
     promise = onnxfq.AccuracyTarget(min_sqnr=30.0)
     result = onnxfq.quantize(network.proto, feeds, tmp_path / "q.onnx", accuracy=promise)
     (score, *_) = result.evaluation.candidates
@@ -230,6 +231,7 @@ def recipe_with(rounding: str) -> onnxfq.Recipe:
     return recipe.override(weights=recipe.weights.model_copy(update={"rounding": rounding}))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", ["detector", "codec", "experts", "voice"])
 def test_rounding_is_not_worse_than_nearest(name: str, tmp_path: Path) -> None:
     """Sequential rounding pairs rows that belong together: behind a choice it is as good as nearest."""
@@ -388,12 +390,13 @@ def test_the_state_of_a_stream_beside_choices() -> None:
     assert {share.output for share in score.shares} == {"i"} and 20 < score.lowest_db < 70
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_openvino_takes_choices(name: str, tmp_path: Path) -> None:
     """A promise is proven in OpenVINO with the float model's choices, of any number of axes."""
     pytest.importorskip("openvino")
     network = NETWORKS[name]()
-    feeds = [{"x": x[None]} for x in network.data(64, 1)["x"]]
+    feeds = [{"x": x[None]} for x in network.data(32, 1)["x"]]
     promise = onnxfq.AccuracyTarget(min_sqnr=25.0)
     onnxfq.quantize(network.proto, feeds, tmp_path / "q.onnx", recipe="openvino-int8", accuracy=promise)
     files = network.proto, tmp_path / "q.onnx", feeds[:16]

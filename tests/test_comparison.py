@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("PIL", reason="Pillow is not installed")
 pytestmark = pytest.mark.sample
 ROOT = Path(__file__).parents[1]
-OF_COMPARISON = ("comparison", "comparison_networks", "comparison_page", "comparison_rows", "forms", "inputs")
+OF_COMPARISON = ("comparison", "comparison_networks", "comparison_page", "comparison_rows", "inputs")
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def discrete(model: onnx.ModelProto) -> set[str]:
     return found
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_compared(kind: str, tmp_path: Path) -> None:
     """Each output is in the table, discrete ones with a share; the verdict is the SQNR of a float."""

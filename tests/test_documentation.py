@@ -34,10 +34,10 @@ def workdir(tmp_path_factory: pytest.TempPathFactory, digit_images: np.ndarray) 
     """A folder with the files that pages begin with: digits and their classes, a decoder, checkpoints."""
     folder = tmp_path_factory.mktemp("pages")
     onnx.save(short_digits(), folder / "model.onnx")
-    np.savez(folder / "calibration.npz", image=digit_images[8000:8040])
-    logits = Session(short_digits(), 1).run({"image": digit_images[8500:9000]})[0]
-    clear = np.argsort(np.diff(np.sort(logits)[:, -2:])[:, 0])[-32:]
-    np.savez(folder / "test.npz", image=digit_images[8500:9000][clear])
+    np.savez(folder / "calibration.npz", image=digit_images[8000:8020])
+    logits = Session(short_digits(), 1).run({"image": digit_images[8500:8700]})[0]
+    clear = np.argsort(np.diff(np.sort(logits)[:, -2:])[:, 0])[-20:]
+    np.savez(folder / "test.npz", image=digit_images[8500:8700][clear])
     np.save(folder / "labels.npy", logits[clear].argmax(1))
     for_cpu = quantize(folder / "model.onnx", folder / "calibration.npz", recipe="onnxruntime-int8")
     onnx.save(for_cpu.qdq, folder / "model.onnxruntime.onnx")
@@ -54,18 +54,18 @@ def workdir(tmp_path_factory: pytest.TempPathFactory, digit_images: np.ndarray) 
     )
     onnx.save(decoder, folder / "decoder.onnx")
     write_genai_folder(folder / "float")
-    (folder / "texts.txt").write_text(" ".join(np.random.default_rng(0).choice(WORDS, 900)))
+    (folder / "texts.txt").write_text(" ".join(np.random.default_rng(0).choice(WORDS, 1000)))
     shutil.copytree(FLOAT, folder / "llama")
     shutil.copytree(CHECKPOINTS / "awq", folder / "llama-awq")
     onnx.save(builder_graph(), folder / "llama.onnx")
-    np.savez(folder / "tokens.npz", input_ids=np.random.default_rng(0).integers(0, 64, (32, 24)))
+    np.savez(folder / "tokens.npz", input_ids=np.random.default_rng(0).integers(0, 64, (16, 24)))
     return folder
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[CommandServer]:
     """Runs commands of onnxfq, and Python, without the imports of each."""
-    with command_server("torch.onnx", "torch.export", "onnxscript") as made:
+    with command_server("torch.onnx", "torch.export", "onnxscript", "short_times") as made:
         yield made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import tokenize
@@ -109,6 +110,12 @@ def help_texts() -> Iterator[str]:
         yield from (getattr(parameter, "help", None) or "" for parameter in command.params)
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Return the tree of a file of Python."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def literals(node: ast.AST) -> Iterator[str]:
     """Yield the strings of `node`, those with fields as one string."""
     if isinstance(node, ast.JoinedStr):
@@ -122,7 +129,7 @@ def literals(node: ast.AST) -> Iterator[str]:
 
 def texts_of_code(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and text of every docstring, of the string behind a constant, and of every error."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             if isinstance(node.value.value, str):
                 yield node.lineno, inspect.cleandoc(node.value.value)
@@ -223,7 +230,7 @@ def test_a_percent_sign_follows_its_number() -> None:
     texts = [(str(page), page.read_text(encoding="utf-8")) for page in PAGES]
     for path in (*files_of("onnxfq"), *files_of("examples")):
         if path.suffix == ".py":
-            texts += [(str(path), text) for text in literals(ast.parse(path.read_text(encoding="utf-8")))]
+            texts += [(str(path), text) for text in literals(parsed(path))]
     assert not {(where, match[0]) for where, text in texts for match in PERCENT.finditer(text)}
 
 

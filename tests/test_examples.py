@@ -14,13 +14,13 @@ from command_server import CommandServer, command_server
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted((ROOT / "examples").glob("*/README.md")), ROOT / "models" / "README.md"]
-# Full training takes minutes; one epoch of a fifth of the digits and a few steps run the same code.
+# Full training takes minutes; one epoch of few digits and a few steps run the same code.
 SHORTER = {
     "models/train.py": ["--epochs", "1"],
-    "examples/quantization_aware_training/example.py": ["--epochs", "1", "--steps", "3"],
-    "examples/torch_to_tensorrt/example.py": ["--epochs", "1", "--steps", "3"],
+    "examples/quantization_aware_training/example.py": ["--epochs", "1", "--steps", "2"],
+    "examples/torch_to_tensorrt/example.py": ["--epochs", "1", "--steps", "2"],
 }
-FEWER = {"slice(0, 8000)": "slice(0, 1000)", "8500)": "8040)", "10000)": "8700)"}
+FEWER = {"slice(0, 8000)": "slice(0, 200)", "8500)": "8020)", "10000)": "8600)"}
 """Ends of the parts of the digits: as they are, and shorter."""
 
 pytest.importorskip("torch.nn")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from subprocess import PIPE
 
@@ -33,6 +33,12 @@ def trees() -> dict[str, ast.Module]:
     return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8")) for path in files}
 
 
+@functools.cache
+def walked() -> dict[str, list[ast.AST]]:
+    """Return all nodes of these files."""
+    return {file: list(ast.walk(tree)) for file, tree in trees().items()}
+
+
 SAME_NAMES = {
     "FakeQuantize": "torch/compat has the class names of the libraries that it stands for: Horizon's",
     "QuantizedTensor": "torch/compat has the class names of the libraries that it stands for: AIMET's",
@@ -41,11 +47,11 @@ SAME_NAMES = {
 """Classes whose name stands more than once, with the reason; at most five."""
 
 
-def names_in(tree: ast.AST) -> set[str]:
-    """Return the names and attributes that a tree reads, writes or imports."""
+def names_in(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names and attributes that nodes read, write or import."""
     return {
         getattr(node, field)
-        for node in ast.walk(tree)
+        for node in nodes
         for kind, field in ((ast.Name, "id"), (ast.Attribute, "attr"), (ast.alias, "name"))
         if isinstance(node, kind)
     }
@@ -55,8 +61,8 @@ def count_calls(name: str) -> int:
     """Return how often the package calls `name`."""
     return sum(
         isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == name
-        for tree in trees().values()
-        for node in ast.walk(tree)
+        for nodes in walked().values()
+        for node in nodes
     )
 
 
@@ -64,8 +70,8 @@ def judging_files() -> list[str]:
     """Return the files other than the judge's that name a least gain: each decides what is kept."""
     return [
         file
-        for file, tree in trees().items()
-        if file != "judging/judge.py" and any(name.startswith("LEAST_GAIN") for name in names_in(tree))
+        for file, nodes in walked().items()
+        if file != "judging/judge.py" and any(name.startswith("LEAST_GAIN") for name in names_in(nodes))
     ]
 
 
@@ -73,12 +79,12 @@ def feeding_files() -> list[str]:
     """Return the files of stages and of the shelf of remedies with a loop over feeds."""
     return [
         file
-        for file, tree in trees().items()
+        for file, nodes in walked().items()
         if file.startswith(("stages/", "layers/", "judging/", "remedies/"))
         and any(
             isinstance(node, ast.For | ast.comprehension)
-            and any(name.strip("_").endswith("feeds") for name in names_in(node.iter))
-            for node in ast.walk(tree)
+            and any(name.strip("_").endswith("feeds") for name in names_in(ast.walk(node.iter)))
+            for node in nodes
         )
     ]
 
@@ -87,9 +93,9 @@ def count_hand_made_tables() -> int:
     """Return the number of comprehensions that make a table of `GraphIndex` again."""
     return sum(
         isinstance(node, ast.DictComp | ast.SetComp) and _is_table(node)
-        for file, tree in trees().items()
+        for file, nodes in walked().items()
         if file != "graph/index.py"
-        for node in ast.walk(tree)
+        for node in nodes
     )
 
 
@@ -145,7 +151,7 @@ def code_lines(file: str) -> int:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NO_CODE:
             lines |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(trees()[file]):
+    for node in walked()[file]:
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(node, ast.Import | ast.ImportFrom) or is_text:
             lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -242,6 +248,7 @@ def test_no_test_imports_a_test() -> None:
     assert not {
         f"{path.relative_to(ROOT)}: {module}"
         for path in tests
+        if files & set(re.findall(r"\w+", path.read_text(encoding="utf-8"))) - {path.stem}
         for module in imported_modules(path)
         if files & set(module.split("."))
     }

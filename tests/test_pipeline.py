@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, conv_relu, feed_for, linear, shared_weight, weights, with_override
+from builders import build, conv_relu, feed_for, linear, shared_weight, weights, with_override
 
 import onnxfq
 from onnxfq.choices import DEFAULT_RECIPE
@@ -58,15 +57,6 @@ def test_stages_in_a_row_give_the_same_bytes(workdir: Path) -> None:
     assert Path("one.onnx").read_bytes() == Path("two.onnx").read_bytes()
 
 
-def test_inputs_are_untouched(workdir: Path) -> None:
-    """Model and data stay as they were, byte for byte; one file is added."""
-    before = {path.name: path.read_bytes() for path in workdir.iterdir()}
-    quantize("model.onnx", "data.npz", "out.onnx")
-    after = {path.name: path.read_bytes() for path in workdir.iterdir()}
-    assert after.keys() - before.keys() == {"out.onnx"}
-    assert {name: after[name] for name in before} == before
-
-
 def test_nothing_is_written_without_an_output(workdir: Path) -> None:
     """Without `output` the result is returned only."""
     before = sorted(workdir.iterdir())
@@ -77,23 +67,6 @@ def test_nothing_is_written_without_an_output(workdir: Path) -> None:
         list(result.seconds)
         == "plan observe calibrate round insert cast evaluate remedies prove write".split()
     )
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("kind", ["list", "generator", "file", "folder"])
-def test_kinds_of_data(workdir: Path, kind: str) -> None:
-    """A list, a one-shot generator, an .npz and a folder of them give the same scales."""
-
-    def generator() -> Iterator[Arrays]:
-        yield from FEEDS
-
-    Path("folder").mkdir()
-    for number, feed in enumerate(FEEDS):
-        np.savez(f"folder/{number}.npz", **feed)
-    data = {"list": FEEDS, "generator": generator(), "file": "data.npz", "folder": "folder"}[kind]
-    result = quantize("model.onnx", data, accuracy=OFF)  # remedies need data that can be read again
-    assert result.encodings.model_dump() == quantize("model.onnx", FEEDS, accuracy=OFF).encodings.model_dump()
-    assert result.evaluation.feeds == 6  # one sample each, whatever sizes they came in
 
 
 @pytest.mark.parametrize("count", [1, 128, 640])
@@ -161,17 +134,6 @@ def test_progress_names_the_stages() -> None:
     quantize(conv_relu(), iter(FEEDS), options=options, accuracy=plain)  # how many will come is not known
     counted = [one for one in seen if one[0] not in named]
     assert counted[2:5] == [("observe", 3, None), ("calibrate", 1, 1), ("evaluate", 1, 6)]
-
-
-def test_calibrator_of_the_call() -> None:
-    """The calibrator given is used for activations in place of the recipe's, and recorded."""
-    result = quantize(
-        conv_relu(), FEEDS, recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "minmax"})
-    )
-    assert result.encodings["x"].calibrator == "minmax"
-    low = min(float(feed["x"].min()) for feed in FEEDS)
-    high = max(float(feed["x"].max()) for feed in FEEDS)
-    assert result.encodings["x"].scale == np.float32(max(low / -128, high / 127))
 
 
 def test_provenance(workdir: Path) -> None:

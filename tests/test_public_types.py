@@ -67,7 +67,8 @@ def said(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     lines += [f"one_{name}: onnxfq.{name}" for name in names if len(list_expressions(name)) > 1]
     lines += [f"reveal_type({one})  # {name}" for name in names for one in list_expressions(name)]
     (folder / "revealed.py").write_text("\n".join(lines))
-    cache = request.config.cache.mkdir("mypy") if request.config.cache else folder / "cache"
+    kept = getattr(request.config, "cache", None)  # not there with -p no:cacheprovider
+    cache = kept.mkdir("mypy") if kept else folder / "cache"
     command = [
         sys.executable,
         "-m",

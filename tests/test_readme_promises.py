@@ -51,7 +51,6 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "`calibration.npz` holds one array per model input, by name": (
         "data/test_sources.py::test_one_hash_for_all_sources",
-        "test_pipeline.py::test_kinds_of_data",
     ),
     "onnxfq quantize model.onnx --data calibration.npz -o model.int8.onnx --report report.html": (
         "test_documentation.py::test_commands_and_code_run",

@@ -43,7 +43,7 @@ from onnxfq.support.resources import package_file
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.record_moments import gather_moments
 
-COUNT = 24
+COUNT = 16
 """Samples of each network."""
 
 MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
@@ -162,7 +162,6 @@ def split_over_processes(path: Path, data: Feed, recipe: Recipe, folder: Path) -
 WAYS: dict[str, Callable[[Feed], object]] = {
     "batches of 1": lambda data: parts(data, 1),
     "batches of 8": lambda data: parts(data, 8),
-    "batches of 32": lambda data: parts(data, 32),
     "all at once": lambda data: [data],
     "an array": lambda data: next(iter(data.values())),
     "reversed": lambda data: turned(data, slice(None, None, -1)),

@@ -116,7 +116,7 @@ def test_all_outputs_or_none(
         raise OutputError("no space left")
 
     before = contents(files)
-    line = "quantize m.onnx --data d.npz --float fp16 -o q.onnx --report q.html --artifacts "
+    line = "quantize m.onnx --data d.npz --repair off --float fp16 -o q.onnx --report q.html --artifacts "
     with monkeypatch.context() as patched:
         patched.setattr(importlib.import_module(module), name, refuse)
         for folder in ("new", "folder"):
@@ -130,7 +130,7 @@ def test_all_outputs_or_none(
 
 
 SEVERAL = {
-    "quantize m.onnx --data d.npz -o q.onnx --report q.html --artifacts FOLDER": (
+    "quantize m.onnx --data d.npz --repair off -o q.onnx --report q.html --artifacts FOLDER": (
         *("q.onnx", "q.html"),
         *("FOLDER/m.plan.json", "FOLDER/m.encodings.json", "FOLDER/m.result.json"),
     ),

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from builders import build, conv_relu, feed_for, two_branch, weights, with_override
 from keyword_numerics import fake_quantize
-from planted_chain import LAYERS, WIDTH, chain, unequalized, with_modules
+from planted_chain import LAYERS
 
 from onnxfq import plot
 from onnxfq.calibration.calibrators.grid_error import estimate_sqnr_db
@@ -164,7 +164,7 @@ def test_page_stands_alone(result: QuantizeResult) -> None:
     page = render_report(result)
     reader = Loads()
     reader.feed(page)
-    assert not reader.found
+    assert not reader.found and "{{" not in page and "{%" not in page
     assert "@import" not in page and not re.search(r"url\((?!#)|https?://(?!www\.w3\.org/2000/svg)", page)
 
 
@@ -186,17 +186,11 @@ def test_low_outputs_are_told(result: QuantizeResult) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "</script><b>&",
-        "<!--<script>",
+        "</script><b>&<!--<script>",
         "$x_1$",
         "\\frac",
-        "ü-β-ж",
-        "层",
-        "\t",
-        "\u2028",
-        "x" * 300,
-        "50%",
-        "{{ 1 }}",
+        "ü-β-ж层\t\u2028",
+        "x" * 300 + "50%{{ 1 }}",
     ],
 )
 def test_any_name_is_shown_as_it_is(name: str) -> None:
@@ -214,31 +208,28 @@ def test_any_name_is_shown_as_it_is(name: str) -> None:
     assert name in plot.histogram(result, name).axes[0].get_title()
 
 
-@pytest.mark.parametrize("repair", [20.0, None], ids=["protected", "all quantized"])
-def test_the_guilty_layer_comes_first(repair: float | None) -> None:
+@pytest.mark.parametrize("name", ["protected", "plain"])
+def test_the_guilty_layer_comes_first(name: str, planted: dict[str, QuantizeResult]) -> None:
     """The first rows name the planted layers by their modules, protected or not; the others are sound."""
-    rng = np.random.default_rng(1)
-    data = [{"x": rng.normal(size=(1, WIDTH)).astype(np.float32)} for _ in range(16)]
-    proto, accuracy = with_modules(chain((3, 6))), AccuracyTarget(repair=repair)
-    result = quantize(proto, data, recipe=unequalized(), accuracy=accuracy)
+    result, is_protected = planted[name], name == "protected"
     record = quantize_record(result)
     first, second, *others = record.table.layers
     assert {first.module, second.module} == {"blocks.0.fc3", "blocks.1.fc6"}
     assert first.module == "blocks.0.fc3" and first.alone_db is not None and first.alone_db < 1
-    assert first.quantized == (repair is None) == ((first.noise_share or 0) > 0.9)
+    assert first.quantized == (not is_protected) == ((first.noise_share or 0) > 0.9)
     assert others == sorted(others, key=lambda row: row.alone_db or 0)
     graph = {one.node: one for one in record.table.graph}
     (reader,) = [one for one in record.table.graph if one.reads == (list(graph).index("m3"),)]
     assert reader.op_type == "Relu" and not reader.pairs
     assert bool(graph["m3"].pairs) == first.quantized and len(graph["m3"].reads) == 1
     assert all(row.multiplies == pytest.approx(1 / LAYERS) for row in (first, second, *others))
-    assert record.table.multiplies == pytest.approx(1 if repair is None else 1 - 1 / LAYERS)
+    assert record.table.multiplies == pytest.approx(1 - is_protected / LAYERS)
     (shown,) = contents(render_report(result))
-    tried = [(name, kept) for name, kept, *_ in rows_under(shown, "What repair tried")]
+    tried = [(remedy, kept) for remedy, kept, *_ in rows_under(shown, "What repair tried")]
     assert tried == [(one.remedy, one.result) for one in record.trials if one.is_needed]
-    assert (("protected", "kept") in tried) == (repair is not None)
+    assert (("protected", "kept") in tried) == is_protected
     # Layers left in float have the figures of repair, whose budget may have had time for fewer samples.
-    assert (record.table.chosen_by > 0) == (repair is not None)
+    assert (record.table.chosen_by > 0) == is_protected
     fewer = record.table.model_copy(update={"chosen_by": 1})
     (short,) = page_contents([("m", record.model_copy(update={"table": fewer}))])
     assert "on 1" not in shown["measured"] and "left in float on 1" in short["measured"]
@@ -324,6 +315,7 @@ def test_channels_are_drawn_before_and_after() -> None:
     assert bars == [*row.channels, *row.equalized_channels]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_has_a_page(recipe: str) -> None:
     """A depthwise convolution, a sum and a product in the formats of each recipe are on the page."""

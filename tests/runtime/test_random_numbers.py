@@ -270,10 +270,9 @@ def test_segments_draw_as_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_array_equal(session.run(FEED)[0], whole)
 
 
-@pytest.mark.parametrize("name", ["RandomNormalLike", "Dropout", "Scan"])
-def test_sensitivity_and_promises_repeat(name: str, tmp_path: Path) -> None:
+def test_sensitivity_and_promises_repeat() -> None:
     """Measuring many states of the switches gives the same record for equal runs and any threads."""
-    proto = NETWORKS[name]()
+    proto = NETWORKS["Scan"]()
     found = {
         sensitivity(proto, FEED, options=RunOptions(batch=4, threads=n + 1)).model_dump_json()
         for n in range(2)
