@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 RECORD = Path(__file__).with_name("durations.json")
-DEAR = 6.0
+DEAR = 7.0
 """Seconds of processor time from which a file runs whole with `--whole` or by its name, else its sample."""
 
 

@@ -139,6 +139,7 @@ def test_modules_have_no_cycle() -> None:
     assert_no_cycle({m: {o for o in imports(m) if o in MODULES and o != m} for m in MODULES})
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("statement", "libraries"),
     [

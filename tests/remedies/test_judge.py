@@ -66,6 +66,7 @@ def finer(candidate: Candidate, judge: Judge) -> Proposal:
     )
 
 
+@pytest.mark.sample
 @loop_over("count", [*range(40), 128])
 def test_no_sample_has_two_parts(count: int) -> None:
     """Those that choose, those that prove and the rest are all samples, each once; few are all reported."""
@@ -150,6 +151,7 @@ def test_reasons_are_told() -> None:
     assert kept is candidate and left.texts == ["it finds nothing", "of two"] and left.result == "left"
 
 
+@pytest.mark.sample
 def test_remedies_follow_each_other() -> None:
     """The next remedy begins with what is left of the one before, and each has one trial."""
     candidate, judge = judge_of(24)
