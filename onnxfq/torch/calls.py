@@ -246,11 +246,15 @@ class QuantizedCalls(Calls):
     ) -> Any:
         """Quantize only if the call has a place."""
         planned = self.table[self.outer, function]
-        if number not in planned.calls:
-            return (steps or function)(*args, **kwargs)
-        result = super().call(function, number, args, kwargs, steps)
-        # The caller may read on from the tensor, not from the result.
-        return args[0].copy_(result) if planned.writes else result
+        writes = planned.writes or kwargs.get("inplace") is True
+        kept = (args[0].clone(), *args[1:]) if writes and steps else args  # kept for a gradient
+        if number in planned.calls:
+            result = super().call(function, number, kept, kwargs, steps)
+        else:
+            result = (steps or function)(*kept, **kwargs)
+        if not writes or result is args[0]:
+            return result
+        return args[0].copy_(result)  # the caller may read on from the tensor, not from the result
 
     def change(self, function: Function, number: int, leaf: int, tensor: Tensor) -> Tensor:
         """Return the tensor through its quantizer."""
@@ -408,7 +412,10 @@ def name_of(function: Function) -> str:
 
 
 def writes_over(function: Function) -> bool:
-    """Tell whether a function writes its result over its first tensor, by torch's rule for names."""
+    """Tell whether a function writes its result over its first tensor, by torch's rule for names.
+
+    Others do if they are called with inplace=True, which torch hands to modes by its name.
+    """
     name = name_of(function)
     return name.endswith("_") and not name.endswith("__")
 

@@ -136,13 +136,16 @@ class Swapped:
         """Quantize the first input if it has a quantizer, then run the forward of the layer."""
         assert isinstance(self, nn.Module)
         quantizer = self._modules.get("input" + SUFFIX)
+        given: Any = args[0] if args else keywords.get("input")
         if quantizer is not None and args:
-            args = (quantizer(args[0]), *args[1:])
+            args = (quantizer(given), *args[1:])
         elif quantizer is not None:
-            keywords["input"] = quantizer(keywords["input"])
+            keywords["input"] = quantizer(given)
         _check_parametrized(self)
         with QuantizedCalls(self) if self.__dict__.get(TABLE) else aside(self):
             result = self._run_original(*args, **keywords)
+        if quantizer is not None and getattr(self, "inplace", False):  # over the caller's tensor
+            result = given.copy_(result)
         outputs = self.__dict__.get(OUTPUTS)
         if outputs is None:
             return result

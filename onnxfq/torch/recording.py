@@ -145,7 +145,8 @@ class _MarkedCalls(Calls):
             tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
             self.record.orders[self.path].append((function, [one.ndim for one in tensors]))
         result = super().call(function, number, args, kwargs, steps)
-        if not writes_over(function) or result is args[0]:
+        writes = writes_over(function) or kwargs.get("inplace") is True
+        if not writes or result is args[0]:
             return result
         # The caller may read on from the tensor, which a mark has replaced.
         return args[0].copy_(result) if result.shape == args[0].shape else function(*args, **kwargs)

@@ -487,6 +487,7 @@ def test_nothing_is_tried_where_repair_is_off() -> None:
     assert improve(judge, candidate, [asked])[1][0].is_kept
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("count", [3, 5, 8, 40, 300])
 def test_unseen_samples_give_no_ranges(count: int) -> None:
     """The candidate that is judged has the ranges of the other samples; the completed one has all."""

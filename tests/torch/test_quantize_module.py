@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
 
 import numpy as np
@@ -697,6 +698,52 @@ def test_calls_that_write_over_a_tensor_are_planned():
     prepared(one, x, "qnn-int8")
     assert paired(other, x, "qnn-int8")["Add"] == 1
     assert torch.equal(other(x), one(x).transpose(2, 3))
+
+
+class PreActivated(Sum):
+    """A convolution and a skip behind an activation."""
+
+    def __init__(self, activate):
+        super().__init__()
+        self.activate = activate
+
+    def forward(self, x):
+        """[N, 2, H, W] to the same."""
+        z = self.activate(self.conv(x))
+        return self.conv(z) + z
+
+
+class WrittenOver(PreActivated):
+    """The same by an activation that writes over its input."""
+
+    def forward(self, x):
+        """[N, 2, H, W] to the same."""
+        y = self.conv(x)
+        return self.conv(self.activate(y)) + y
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda inplace: nn.ReLU(inplace),
+        lambda inplace: nn.LeakyReLU(0.1, inplace),
+        lambda inplace: nn.SiLU(inplace),
+        lambda inplace: functools.partial(F.hardswish, inplace=inplace),
+    ],
+    ids=["ReLU", "LeakyReLU", "SiLU", "hardswish"],
+)
+def test_activations_write_over_what_the_caller_holds(make):
+    """With inplace=True the skip reads the activation's result, as in torch, and gradients run through it."""
+    one, other = PreActivated(make(False)).eval(), WrittenOver(make(True)).eval()
+    other.load_state_dict(one.state_dict())
+    x = torch.randn(1, 2, 4, 4)
+    plans = [prepared(model, x, "qnn-int8") for model in (one, other)]
+    assert len(plans[0].placements) == len(plans[1].placements) and torch.equal(other(x), one(x))
+    gradients = []
+    for model in (one, other):
+        model(x).square().sum().backward()
+        gradients.append(model.conv.weight.grad)
+    assert torch.allclose(*gradients)
 
 
 class Ranged(nn.Module):
