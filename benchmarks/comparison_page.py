@@ -84,17 +84,17 @@ def _line(way: Way, row: dict[str, Any] | None) -> list[str]:
 
 def table_of_readme() -> str:
     """Return README's table: each tool by its defaults, then by its best documented option."""
-    rows = read_rows()
+    rows, shown_rows = read_rows(), list[dict[str, Any]]()
     table = [["float", *(cell_of(rows.get((name, "float", "as it is"))) for name in IN_README)]]
     for tool, called in TOOLS.items():
         ways = [way for way in WAYS if way.tool == tool]
         best = next(way for way in ways if way.title == BEST.get(tool, ways[-1].title) and not way.default)
         cells = []
         for name in IN_README:
-            shown = [cell_of(rows.get((name, tool, way.title))) for way in (ways[0], best)]
-            cells.append(f"{shown[0]}; {shown[1]}")
+            shown = [rows.get((name, tool, way.title)) for way in (ways[0], best)]
+            shown_rows += [row for row in shown if row is not None and "processor" in row]
+            cells.append("; ".join(map(cell_of, shown)))
         table.append([f"{called}; {best.title}", *cells])
-    shown_rows = [row for key, row in rows.items() if key[0] in IN_README and "processor" in row]
     busy = ", seconds of a busy machine" if any(row.get("busy", True) for row in shown_rows) else ""
     heads = [f"{name}, {'F1' if NETWORKS[name].scorer == 'boxes' else 'top-1'}" for name in IN_README]
     return markdown_table([f"tool; its best option{busy}", *heads], table)
