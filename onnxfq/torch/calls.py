@@ -74,14 +74,12 @@ class Planned(NamedTuple):
 
     Attributes:
         total: calls in one run.
-        writes: whether a call writes its result over its first tensor.
         calls: names of the quantizers by call and leaf.
         inside: calls that are written out.
         branch: the calls in an export, if it has others.
     """
 
     total: int
-    writes: bool
     calls: Mapping[int, Tensors]
     inside: frozenset[int] = frozenset()
     branch: Branch | None = None
@@ -246,15 +244,11 @@ class QuantizedCalls(Calls):
     ) -> Any:
         """Quantize only if the call has a place."""
         planned = self.table[self.outer, function]
-        writes = planned.writes or kwargs.get("inplace") is True
-        kept = (args[0].clone(), *args[1:]) if writes and steps else args  # kept for a gradient
         if number in planned.calls:
-            result = super().call(function, number, kept, kwargs, steps)
+            result = super().call(function, number, args, kwargs, steps)
         else:
-            result = (steps or function)(*kept, **kwargs)
-        if not writes or result is args[0]:
-            return result
-        return args[0].copy_(result)  # the caller may read on from the tensor, not from the result
+            result = (steps or function)(*args, **kwargs)
+        return write_over(function, args, kwargs, result)
 
     def change(self, function: Function, number: int, leaf: int, tensor: Tensor) -> Tensor:
         """Return the tensor through its quantizer."""
@@ -388,7 +382,8 @@ def invert_root(input: Tensor) -> Tensor:
 
 def gate(input: Tensor, inplace: bool = False) -> Tensor:
     """Return `torch.nn.functional.silu` as a Sigmoid and a product."""
-    return input * torch.sigmoid(input)
+    kept = input.clone() if inplace else input  # a gradient reads it after the call
+    return kept * torch.sigmoid(kept)
 
 
 _aten = torch.ops.aten
@@ -411,13 +406,19 @@ def name_of(function: Function) -> str:
     return str(getattr(function, "__name__", "call")).partition(".")[0]
 
 
-def writes_over(function: Function) -> bool:
-    """Tell whether a function writes its result over its first tensor, by torch's rule for names.
+def write_over(function: Function, args: Any, kwargs: Any, result: Any) -> Any:
+    """Return the result of a call, written over its first tensor if the function does that.
 
-    Others do if they are called with inplace=True, which torch hands to modes by its name.
+    The caller may read on from the tensor, though rounding or a mark has made another one. torch's rule for
+    names tells; other functions write with inplace=True, which torch gives to modes by its name.
     """
     name = name_of(function)
-    return name.endswith("_") and not name.endswith("__")
+    if not (name.endswith("_") and not name.endswith("__") or kwargs.get("inplace") is True):
+        return result
+    first = args[0] if args else kwargs["input"]
+    if result is first:
+        return result
+    return first.copy_(result) if result.shape == first.shape else function(*args, **kwargs)
 
 
 def _native(function: Function) -> Function:

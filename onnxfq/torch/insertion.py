@@ -12,7 +12,7 @@ from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.torch.batchnorm import NORMS, fold, is_foldable
-from onnxfq.torch.calls import OUTPUTS, TABLE, CallPlace, Function, Outer, Planned, writes_over
+from onnxfq.torch.calls import OUTPUTS, TABLE, CallPlace, Function, Outer, Planned
 from onnxfq.torch.fused import switch_fused
 from onnxfq.torch.layers import SUFFIX, Swapped, swap
 from onnxfq.torch.module_names import QuantizerHolder
@@ -117,7 +117,7 @@ def _make_table(places: Mapping[CallPlace, str], record: CallRecord, path: str) 
         outer, function = key
         count, written = record.counts[path].get(key, 0), frozenset(inside.get(key, ()))
         branch = None if outer else record.branches.get((path, function))
-        made[key] = Planned(count, writes_over(function), calls, written, branch)
+        made[key] = Planned(count, calls, written, branch)
     return made
 
 

@@ -37,7 +37,7 @@ from onnxfq.torch.calls import (
     Outer,
     change_outputs,
     name_of,
-    writes_over,
+    write_over,
 )
 from onnxfq.torch.export import evaluation_mode
 from onnxfq.torch.exporters import export_with_dynamo, quiet, reason
@@ -144,12 +144,7 @@ class _MarkedCalls(Calls):
         if self.outer is None:
             tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
             self.record.orders[self.path].append((function, [one.ndim for one in tensors]))
-        result = super().call(function, number, args, kwargs, steps)
-        writes = writes_over(function) or kwargs.get("inplace") is True
-        if not writes or result is args[0]:
-            return result
-        # The caller may read on from the tensor, which a mark has replaced.
-        return args[0].copy_(result) if result.shape == args[0].shape else function(*args, **kwargs)
+        return write_over(function, args, kwargs, super().call(function, number, args, kwargs, steps))
 
     def change(self, function: Any, number: int, leaf: int, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or self._is_own(tensor):

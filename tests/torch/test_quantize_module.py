@@ -729,11 +729,12 @@ class WrittenOver(PreActivated):
         lambda inplace: nn.LeakyReLU(0.1, inplace),
         lambda inplace: nn.SiLU(inplace),
         lambda inplace: functools.partial(F.hardswish, inplace=inplace),
+        lambda inplace: lambda x: (torch.relu_ if inplace else torch.relu)(input=x),
     ],
-    ids=["ReLU", "LeakyReLU", "SiLU", "hardswish"],
+    ids=["ReLU", "LeakyReLU", "SiLU", "hardswish", "relu_"],
 )
 def test_activations_write_over_what_the_caller_holds(make):
-    """With inplace=True the skip reads the activation's result, as in torch, and gradients run through it."""
+    """The skip reads the result of an activation in place, as in torch, and gradients run through it."""
     one, other = PreActivated(make(False)).eval(), WrittenOver(make(True)).eval()
     other.load_state_dict(one.state_dict())
     x = torch.randn(1, 2, 4, 4)
