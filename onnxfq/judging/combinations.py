@@ -199,6 +199,7 @@ class _Combined:
     def _try_combinations(self, start: Candidate, judge: Judge, remedies: Sequence[Remedy]) -> list[_Path]:
         """Return the combinations that gain enough on the samples that choose, the best first."""
         (start_db,) = judge.choose([start])
+        later = judge.budget.later
         beam = tried = [(start_db, _Path(start))]
         spare: list[tuple[float, _Path]] = []
         for remedy in remedies:
@@ -209,11 +210,11 @@ class _Combined:
                 if judge.budget.explain_refusal(remedy.estimate(start, judge), others):
                     continue
                 del self._refusals[remedy.name]
-            left = judge.budget.left
+            left, judge.budget.later = judge.budget.left, later + sum(self._reserved.values())
             for place, (_, path) in enumerate(list(beam)):
                 # A remedy that has no budget has one from its second try on: the runs of the first.
                 runs = max(remedy.estimate(path.candidate, judge), left - judge.budget.left) if place else 0.0
-                if place and judge.budget.explain_extra(runs, sum(self._reserved.values())):
+                if place and judge.budget.explain_extra(runs):
                     continue
                 verdict = judge.ask(remedy, path.candidate)
                 if isinstance(verdict, Refusal):
@@ -224,13 +225,16 @@ class _Combined:
                 score_db, *others_db = scores_db
                 paths = [path.join(_Step(remedy.name, one)) for one in (verdict, *verdict.others)]
                 tried = [*tried, (score_db, paths[0])]
-                spare += zip([min(one, score_db) for one in others_db], paths[1:], strict=True)
                 why = explain_gain(start_db, score_db)
+                # They stand behind a proposal that gains, and by themselves where it does not.
+                others_db = others_db if why else [min(one, score_db) for one in others_db]
+                spare += zip(others_db, paths[1:], strict=True)
                 if path.candidate is start and why:
                     self._refusals[remedy.name] = Refusal(why, verdict.details, verdict.evidence)
             tried = sorted(tried, key=lambda pair: (-pair[0], len(pair[1].steps)))
             beam = tried[:BEAM]
             self._seconds[remedy.name] = self._seconds.get(remedy.name, 0.0) + perf_counter() - begun
+        judge.budget.later = later
         ranked = sorted([*tried, *spare], key=lambda pair: (-pair[0], len(pair[1].steps)))
         return [path for score_db, path in ranked if not explain_gain(start_db, score_db)]
 

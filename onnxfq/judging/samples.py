@@ -9,7 +9,7 @@ from onnxfq.data import Feed
 from onnxfq.data.stream import StreamSamples
 
 CHOOSING = 8
-"""Most samples that choose; at most a third of those that are kept."""
+"""Samples that choose, or half as many as prove; at most a third of those that are kept."""
 
 PROVING = 16
 """Samples that prove, if a third of those that are kept is as many; more where their runs are cheap."""
@@ -50,7 +50,7 @@ def split_samples(kept: Sequence[Feed], most: int = PROVING) -> Split:
     With fewer than SHARED samples half choose, half prove, and `unused` is `kept` itself. A single sample
     both chooses and proves, which proves nothing.
     A third of a stream chooses, the next one proves; the last is at the end of recordings, where errors are
-    most. At most a third of other samples proves, and at most `most`.
+    most. At most a third of other samples proves, and at most `most`; half as many choose, or CHOOSING.
     """
     if len(kept) < 2:
         return Split(kept, kept, kept)
@@ -60,6 +60,6 @@ def split_samples(kept: Sequence[Feed], most: int = PROVING) -> Split:
     third = len(kept) // 3
     if isinstance(kept, StreamSamples):
         return Split(*(kept.part(slice(*ends)) for ends in ((third,), (third, 2 * third), (2 * third, None))))
-    proving, choosing = min(most, third), min(CHOOSING, third)
+    proving, choosing = min(most, third), min(max(CHOOSING, most // 2), third)
     end = proving + choosing
     return Split(kept[proving:end], kept[:proving], kept[end:])

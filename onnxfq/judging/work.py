@@ -232,6 +232,6 @@ class Budget:
         taken = f"it takes about {count} runs of the float model"
         return f"{taken}, beyond the budget; --repair thorough tries it"
 
-    def explain_extra(self, runs: float, reserved: float = 0.0) -> str:
+    def explain_extra(self, runs: float) -> str:
         """Return `explain_refusal` for what is not the first try of a remedy."""
-        return self.explain_refusal(runs, reserved + self.later)
+        return self.explain_refusal(runs, self.later)

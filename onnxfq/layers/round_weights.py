@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -68,6 +68,7 @@ class Rounding:
         layers: in the order of rounding.
         nearest: reasons of the weights that keep the nearest numbers, by name.
         tensors: the rounded weights by name.
+        beside: the result of the second method that was asked for; None without one.
     """
 
     model: Model
@@ -75,6 +76,7 @@ class Rounding:
     layers: tuple[RoundedLayer, ...] = ()
     nearest: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    beside: Rounding | None = None
 
     def for_plan(self, model: Model, plan: Plan, encodings: Encodings) -> Rounding:
         """Return the same rounding for another plan of `model`: of the weights that kept their format.
@@ -132,6 +134,7 @@ def round_given(
     ray: str | None = None,
     held_out: Sequence[Feed] = (),
     with_unseen: bool = False,
+    beside: str = "",
 ) -> Rounding:
     """Return `round_weights` by moments or the data of `quantize`; without both all stay at nearest.
 
@@ -153,6 +156,7 @@ def round_given(
             threads=options.threads,
             ray=ray,
             progress=counting("round", len(asked)),
+            beside=beside,
         )
 
 
@@ -166,6 +170,7 @@ def round_weights(
     threads: int = 0,
     ray: str | None = None,
     progress: Callable[[int], None] | None = None,
+    beside: str = "",
 ) -> Rounding:
     """Round the weights of `plan` that ask for it by the second moments of their layers' inputs.
 
@@ -182,6 +187,8 @@ def round_weights(
         ray: address of a Ray cluster, or "local", that shares the feeds of the moments and then the layers;
             a sequential method does not use it.
         progress: called with the number of weights done.
+        beside: a second method, not sequential, for the layers of a sequential one: it rounds them by the
+            same inputs of the float model. It has no result if several nodes read a weight.
 
     Raises StatisticsError for an input of a layer that holds NaN or infinities, and for moments that do not
     fit the model or the methods, RuntimeLibraryError without ray or its cluster.
@@ -197,6 +204,9 @@ def round_weights(
     if not layers:
         return Rounding(model, encodings, nearest=refused)
     work = _Work(model, plan, encodings, progress, "" if moments is None else moments.origin)
+    works = [work]
+    if beside and all(len(layer.inputs) == 1 for layer in layers):
+        works.append(_Work(model, plan, encodings, None, ""))
     plain = [layer for layer in layers if not METHODS[layer.placement.rounding].sequential]
     with nullcontext() if ray is None or not plain else Cluster(ray, threads) as cluster:
         if moments is not None:
@@ -205,7 +215,8 @@ def round_weights(
             found = collect_moments(model, plain, feeds, threads, cluster=cluster)
         jobs = ((layer, work.job(layer, inputs)) for layer, inputs in found)
         for layer, made in _round_each(jobs, cluster):
-            work.take(layer, made)
+            for one in works:
+                one.take(layer, made)
     rest = [layer for layer in layers if METHODS[layer.placement.rounding].sequential]
     if rest:
         with SequentialModels(model, plan, encodings, feeds, threads) as models:
@@ -218,7 +229,11 @@ def round_weights(
                     models.set_nearest(work.encodings, work.tensors, later := later - refused.keys())
                 else:
                     models.set_weight(work.take(layer, round_weight(work.job(layer, inputs))))
-    return Rounding(work.model(), work.all_encodings(), tuple(work.layers), refused, work.tensors)
+                    for one in works[1:]:
+                        alike = layer.with_rounding(beside)
+                        one.take(alike, round_weight(one.job(alike, inputs.of_float)))
+    result, *others = (one.result(refused) for one in works)
+    return replace(result, beside=others[0]) if others else result
 
 
 def _check_moments(moments: Moments, model: Model, plan: Plan) -> None:
@@ -311,14 +326,12 @@ class _Work:
             self._progress(len(self.layers))
         return self.tensors[name]
 
-    def model(self) -> Model:
-        """Return the model with the rounded weights."""
-        return _with_rounded(self._model, self._plan, self.tensors)
-
-    def all_encodings(self) -> Encodings:
-        """Return the encodings with the new scales, and the name of the methods."""
+    def result(self, refused: dict[str, str]) -> Rounding:
+        """Return the rounded weights, with the reasons of those that are not."""
         methods = ", ".join(sorted({one.method for one in self.layers})) + self._origin
-        return _join_encodings(self._model, self._plan, self._given, self.encodings, methods)
+        made = _join_encodings(self._model, self._plan, self._given, self.encodings, methods)
+        model = _with_rounded(self._model, self._plan, self.tensors)
+        return Rounding(model, made, tuple(self.layers), refused, self.tensors)
 
 
 def _with_rounded(model: Model, plan: Plan, tensors: Mapping[str, onnx.TensorProto]) -> Model:

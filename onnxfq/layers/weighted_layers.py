@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_graphsurgeon as gs
 
@@ -44,6 +44,10 @@ class WeightedLayer:
     placement: Placement
     view: MatrixView
     inputs: tuple[LayerInput, ...]
+
+    def with_rounding(self, method: str) -> WeightedLayer:
+        """Return the layer with another method of rounding."""
+        return replace(self, placement=self.placement.model_copy(update={"rounding": method}))
 
 
 @dataclass

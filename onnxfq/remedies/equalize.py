@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,6 +36,7 @@ from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
 from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.layers.channel_statistics import observe_channels
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.equalize import fold_factors, inexact_folds
 from onnxfq.targets.target import target_by_name
@@ -78,6 +80,15 @@ class Equalized:
     def changed(self) -> tuple[str, ...]:
         """The names of the groups with factors."""
         return tuple(group.tensor for group in self.groups if not group.why)
+
+    @property
+    def expected_db(self) -> float:
+        """Expected gain in dB of the products of all groups together; the worst ones decide it."""
+        before, after = (
+            math.fsum(10.0 ** (-db / 10.0) for db in ends)
+            for ends in zip(*((one.before_db, one.after_db) for one in self.groups), strict=True)
+        )
+        return ratio_db(before, after)
 
     @cached_property
     def model(self) -> Model:

@@ -38,6 +38,7 @@ RANGED = 16
 HOPELESS_DB = 3.0
 """Loss in dB of all factors together, from which on no part of them is tried: twice the noise."""
 
+UNLIKELY = f"all groups together are not expected to gain {LEAST_GAIN_DB} dB"
 USELESS = "the outputs on some samples gain too little"
 HARMFUL = "the outputs on some samples are better without it"
 
@@ -152,7 +153,9 @@ def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Propos
         before = () if candidate.equalization is None else candidate.equalization.groups
         evidence = Equalization(groups=(*before, *equalized.groups), trials=tuple(trials))
         if not equalized.changed:
-            return Refusal("no method gains enough", evidence.lines()[1:], evidence)  # the first says so
+            is_unlikely = any(group.why == UNLIKELY for group in equalized.groups)
+            why = UNLIKELY if is_unlikely else "no method gains enough"  # the first line says so too
+            return Refusal(why, evidence.lines()[1:], evidence)
         judge.budget.spend(judge.work.observe() + judge.work.calibrate)
         smoothed = build_candidate(
             _with_factors(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
@@ -204,11 +207,14 @@ class _Search:
         `known_db` is the SQNR without them, with the ranges of all samples. If the factors do not gain, it is
         measured again with the ranges of RANGED samples, as theirs is.
         """
+        assert self.judge is not None
         equalized = self.equalize(methods, self.feeds)
         asked = [group for group in equalized.groups if not group.why]
         plain = equalized.without({group.tensor: USELESS for group in asked})
         if not asked or not self.session.judged.deciding:
             return plain, []
+        if equalized.expected_db < LEAST_GAIN_DB and not is_asked(self.judge.start.recipe):
+            return equalized.without({group.tensor: UNLIKELY for group in asked}), []
         trials = [FactorTrial(methods=(), sqnr_db=known_db)]
         reached = self._measure(equalized, trials)
         if reached < known_db + LEAST_GAIN_DB and not self._explain_refusal():

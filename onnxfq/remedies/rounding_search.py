@@ -53,16 +53,19 @@ def _most_gain(candidate: Candidate, judge: Judge) -> float:
 
 def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the rounding of the best outputs; samples that judge give no moments."""
-    proposals: list[Proposal] = []
-    for method in _list_methods(candidate, judge):
-        runs = _runs(candidate, judge, method)
-        if proposals and _explain_second(candidate, judge, runs):
-            continue
+    methods, runs = _choose_methods(candidate, judge)
+    made: list[Candidate] = []
+    for method in reversed(methods):
         nearest = candidate.with_recipe(_in_place_of_auto(candidate.recipe, method), keep_rounding=False)
-        made = _round(nearest, judge, runs)
-        if made.rounding is not None and made.rounding.layers:
-            details = [f"{method} rounds {len(made.rounding.layers)} weights"]
-            proposals.append(Proposal(made, details))
+        beside = made[0].rounding.beside if made and made[0].rounding is not None else None
+        other = methods[0] if method != methods[0] else ""
+        made.insert(0, _round(nearest, judge, runs, other) if beside is None else nearest.rounded(beside))
+        runs = 0.0
+    proposals = [
+        Proposal(one, [f"{method} rounds {len(one.rounding.layers)} weights"])
+        for method, one in zip(methods, made, strict=True)
+        if one.rounding is not None and one.rounding.layers
+    ]
     if not proposals:
         return Refusal("no weight can be rounded by moments")
     best = len(proposals) - 1
@@ -73,11 +76,11 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     return proposals.pop(best)._replace(others=tuple(proposals))
 
 
-def _round(nearest: Candidate, judge: Judge, runs: float) -> Candidate:
+def _round(nearest: Candidate, judge: Judge, runs: float, beside: str = "") -> Candidate:
     """Return the candidate with its weights rounded as its recipe says, by samples that do not prove."""
     judge.budget.spend(runs)
     given = nearest.session, nearest.plan, nearest.encodings, judge.options
-    return nearest.rounded(round_given(*given, ray=judge.options.ray, held_out=judge.proving))
+    return nearest.rounded(round_given(*given, ray=judge.options.ray, held_out=judge.proving, beside=beside))
 
 
 def is_in_turn(candidate: Candidate) -> bool:
@@ -103,22 +106,31 @@ def round_again(candidate: Candidate, judge: Judge) -> Candidate:
     return _round(candidate, judge, judge.work.round_in_turn(candidate))
 
 
-def _explain_second(candidate: Candidate, judge: Judge, runs: float) -> str:
-    """Return why no second method is tried; weights of few bits have the time of low outputs for it."""
-    if _has_few_bits(candidate) and runs <= judge.work.allow(is_low=True):
-        return ""
-    return judge.budget.explain_extra(runs)
-
-
 def estimate(candidate: Candidate, judge: Judge) -> Bounded:
-    """Return the runs of the first method; nothing for weights of few bits, which are always rounded."""
-    methods = _list_methods(candidate, judge)
+    """Return the runs of the methods; nothing for weights of few bits, which are always rounded."""
+    methods, runs = _choose_methods(candidate, judge)
     if not methods:
         return Bounded(0.0, _most_gain(candidate, judge))
-    is_always = _has_few_bits(candidate)
-    runs = 0.0 if is_always else _runs(candidate, judge, methods[0]) + judge.compare_choosing(1)
-    is_bounded = not any(METHODS[method].sequential for method in methods)
+    runs = 0.0 if _has_few_bits(candidate) else runs + judge.compare_choosing(len(methods))
+    is_bounded = not any(METHODS[method].sequential for method in _list_methods(candidate, judge))
     return Bounded(runs, _most_gain(candidate, judge) if is_bounded else math.inf)
+
+
+def _choose_methods(candidate: Candidate, judge: Judge) -> tuple[list[str], float]:
+    """Return the methods that the budget holds, the first at least, and their runs.
+
+    The second gathers the moments of both. Weights of few bits have the time of low outputs for it.
+    """
+    methods = _list_methods(candidate, judge)
+    runs = [_runs(candidate, judge, method) for method in methods]
+    if len(methods) < 2:
+        return methods, sum(runs)
+    both = runs[-1] + judge.work.round(candidate)
+    if _has_few_bits(candidate):
+        is_able = both <= judge.work.allow(is_low=True)
+    else:
+        is_able = not judge.budget.explain_extra(both + judge.compare_choosing(len(methods)))
+    return (methods, both) if is_able else (methods[:1], runs[0])
 
 
 def _list_methods(candidate: Candidate, judge: Judge) -> list[str]:

@@ -209,7 +209,6 @@ def test_an_earlier_method_must_be_surely_better(
 ) -> None:
     """The interval of its gain over the later one is above zero."""
     monkeypatch.setattr(Judge, "measure_gain", lambda *_: gain)
-    monkeypatch.setattr(rounding_search, "_explain_second", lambda *_: "")
     monkeypatch.setattr(combinations, "PROVEN", 1)  # the other method would follow one that is not proven
     result = quantize(layers(), feeds(), recipe=recipe(4, rounding=AUTO))
     found = rounding_search.ROUNDINGS[kept]

@@ -27,7 +27,7 @@ from onnxfq.judging.samples import split_samples
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.equalize import fold_factors
-from onnxfq.remedies.equalize_search import HARMFUL
+from onnxfq.remedies.equalize_search import HARMFUL, UNLIKELY
 from onnxfq.report.record import ResultRecord
 from onnxfq.runtime.session import Session
 from onnxfq.targets.recipes import RECIPES, load_recipe
@@ -186,6 +186,16 @@ def test_the_default_finds_what_factors_cost(text: str) -> None:
     assert output_db(compared_on_all(proto, cured)) > plain - 0.5
     assert len(cured.model.proto.graph.node) == len(load(scaled).proto.graph.node)
     assert cured.trial("equalize").is_kept and not cured.trial("protected").is_kept
+
+
+def test_factors_of_little_expected_gain_are_not_measured() -> None:
+    """Of two groups one gains 0.9 dB, and the other has most of the noise: 0.46 dB together. Who asks has it."""
+    proto = network(PRE_NORM)
+    trial = onnxfq.quantize(proto, feeds(proto), recipe="tensorrt-int8").trial("equalize")
+    assert trial.why == UNLIKELY and not trial.evidence.trials
+    assert UNLIKELY in [group.why for group in trial.evidence.groups]
+    asked = onnxfq.quantize(proto, feeds(proto), recipe=recipe("auto")).trial("equalize")
+    assert asked.evidence.trials and UNLIKELY not in [group.why for group in asked.evidence.groups]
 
 
 @pytest.mark.sample

@@ -430,6 +430,32 @@ def test_runs_of_many_samples_round_as_runs_of_one(activations, monkeypatch):
         assert all(np.mean(weight != other[name]) < 0.01 for other in made[1:])
 
 
+def test_a_second_method_rounds_by_the_same_inputs():
+    """It has the bits of a run of its own; a weight that two nodes read has other inputs there."""
+    model = load(network())
+    plans = {
+        method: make_plan(model, W4A8.override(weights={"rounding": method})) for method in ("qronos", "gptq")
+    }
+    feeds = open_feeds(model.proto, DATA)
+    encodings = calibrate(model, plans["gptq"], collect_statistics(model, plans["gptq"], feeds))
+    first = round_weights(model, plans["qronos"], encodings, feeds, beside="gptq")
+    alone = {name: round_weights(model, plan, encodings, feeds) for name, plan in plans.items()}
+    for found, wanted in ((first, alone["qronos"]), (first.beside, alone["gptq"])):
+        assert found.tensors == wanted.tensors and found.encodings == wanted.encodings
+        assert found.layers == wanted.layers and wanted.beside is None
+    twice = load(
+        build(
+            "g (float[N,8] x) => (float[N,8] y) { [one] h = MatMul (x, w) [two] y = MatMul (h, w) }",
+            {"w": weights(8, 8)},
+        )
+    )
+    plan = make_plan(twice, INT4.override(weights={"rounding": "qronos"}))
+    feeds = open_feeds(twice.proto, RNG.normal(size=(8, 8)).astype(np.float32))
+    encodings = calibrate(twice, plan, collect_statistics(twice, plan, feeds))
+    shared = round_weights(twice, plan, encodings, feeds, beside="gptq")
+    assert shared.layers and shared.beside is None
+
+
 def test_transposed_inputs():
     """The rows of a Gemm with transA and of a MatMul's second operand are along the summed axis."""
     x = DATA[0, 0]

@@ -43,6 +43,11 @@ class InputMoments:
         """Moments of the inputs that the rounded weights multiply."""
         return self.plain if self.quantized is None else self.quantized
 
+    @property
+    def of_float(self) -> InputMoments:
+        """The moments of the float model alone."""
+        return InputMoments(self.plain, self.rows, name=self.name)
+
     @cached_property
     def factor(self) -> Factor:
         """Factors of `seen`, for all layers that share these moments. Raises StatisticsError as `check`."""
