@@ -133,7 +133,7 @@ class Candidate:
         planned = plan_encodings(self.session.ranked, recipe)
         weights = None if is_rounded else self._weights_of(planned.plan)
         made = Candidate.of(self.session, recipe, planned, self.statistics, weights)
-        return (made._rounded_as(self) if keep_rounding else made)._equalized_as(self)
+        return (made.rounded_as(self) if keep_rounding else made)._equalized_as(self)
 
     def with_overrides(
         self, overrides: Sequence[Override], encodings: ExternalEncodingsFile | None, options: RunOptions
@@ -157,7 +157,7 @@ class Candidate:
         elif missing:
             why = "the data can be read only once, and nothing was observed here"
             planned = replace(planned, plan=planned.plan.without([p.tensor for p in missing], why))
-        return Candidate.of(session, recipe, planned, statistics)._rounded_as(self)._equalized_as(self)
+        return Candidate.of(session, recipe, planned, statistics).rounded_as(self)._equalized_as(self)
 
     def with_all_samples(self, options: RunOptions, round_again: bool) -> Candidate:
         """Return the candidate with the ranges of all samples, which include the unseen samples.
@@ -181,7 +181,7 @@ class Candidate:
 
     def with_statistics(self, statistics: Statistics) -> Candidate:
         """Return the candidate with ranges from `statistics`, and the same rounded weights and biases."""
-        made = self._with_ranges(statistics)._rounded_as(self)._equalized_as(self)
+        made = self._with_ranges(statistics).rounded_as(self)._equalized_as(self)
         return replace(made, corrected=self.corrected)
 
     def _with_ranges(self, statistics: Statistics) -> Candidate:
@@ -197,7 +197,7 @@ class Candidate:
         is_whole = all(known.get(p.tensor) == (p.spec, p.calibrator) for p in plan.weights)
         return self.encodings.encodings if is_whole else None
 
-    def _rounded_as(self, other: Candidate) -> Candidate:
+    def rounded_as(self, other: Candidate) -> Candidate:
         """Return this with the rounded weights of `other` that kept their format."""
         if other.rounding is None:
             return self

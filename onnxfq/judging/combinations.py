@@ -235,6 +235,7 @@ class _Combined:
             beam = tried[:BEAM]
             self._seconds[remedy.name] = self._seconds.get(remedy.name, 0.0) + perf_counter() - begun
         judge.budget.later = later
+        judge.rounded.clear()
         ranked = sorted([*tried, *spare], key=lambda pair: (-pair[0], len(pair[1].steps)))
         return [path for score_db, path in ranked if not explain_gain(start_db, score_db)]
 

@@ -253,6 +253,7 @@ class Judge:
         proving: the samples that will prove it, and from which nothing may be learnt.
         folds: parts of the samples, where few or none are unseen.
         wanted: outputs of the float model so far, by samples; none if they are large.
+        rounded: candidates of which another one may take the rounded weights, by model and method.
     """
 
     start: Candidate
@@ -270,6 +271,7 @@ class Judge:
     proving: Sequence[Feed] = ()
     folds: Folds | None = None
     wanted: dict[tuple[int, int, int], list[Outputs]] = field(default_factory=dict, repr=False)
+    rounded: dict[tuple[int, str], Candidate] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(

@@ -57,10 +57,17 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     made: list[Candidate] = []
     for method in reversed(methods):
         nearest = candidate.with_recipe(_in_place_of_auto(candidate.recipe, method), keep_rounding=False)
+        key = id(candidate.session), method
         beside = made[0].rounding.beside if made and made[0].rounding is not None else None
-        other = methods[0] if method != methods[0] else ""
-        made.insert(0, _round(nearest, judge, runs, other) if beside is None else nearest.rounded(beside))
-        runs = 0.0
+        if key in judge.rounded:  # activations of other ranges change nothing
+            one = nearest.rounded_as(judge.rounded[key])
+        elif beside is not None:
+            one = nearest.rounded(beside)
+        else:
+            one, runs = _round(nearest, judge, runs, methods[0] if method != methods[0] else ""), 0.0
+        if not is_in_turn(one):
+            judge.rounded[key] = one
+        made.insert(0, one)
     proposals = [
         Proposal(one, [f"{method} rounds {len(one.rounding.layers)} weights"])
         for method, one in zip(methods, made, strict=True)

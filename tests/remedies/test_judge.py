@@ -26,6 +26,7 @@ from onnxfq.judging.samples import CHOOSING, PROVING, SHARED, split_samples
 from onnxfq.judging.work import Budget
 from onnxfq.layers.round_weights import Rounding, round_weights
 from onnxfq.numerics.intervals import interval_db
+from onnxfq.remedies import rounding_search
 from onnxfq.remedies.fit_size import fit_size
 from onnxfq.remedies.registry import REMEDIES
 from onnxfq.remedies.rounding_search import can_round_again, round_again, unround
@@ -312,7 +313,7 @@ def scored(sqnr_db: float) -> CandidateScore:
 
 @pytest.mark.parametrize("chosen_db", [4.0, -2.0])
 def test_what_is_refused_makes_room_for_its_kind(monkeypatch: pytest.MonkeyPatch, chosen_db: float) -> None:
-    """The first of a kind is chosen and not proven, or not even chosen; the next one is proven in its place."""
+    """The first of a kind is not proven, or not even chosen; the next one is proven in its place."""
     candidate, judge = judge_of(48)
     made = {name: candidate.with_recipe(COARSE) for name in "ab"}
     give_scores(monkeypatch, made, {"a": chosen_db, "b": 3.0}, {"a": -1.0, "b": 1.0}, judge.split.proving)
@@ -557,6 +558,28 @@ def test_weights_beside_wider_ones_are_rounded_again() -> None:
     )
     assert after.keys() == afresh.keys() and all((after[one] == afresh[one]).all() for one in after)
     assert any((after[one] != before[one]).any() for one in values.keys() - {*wide})
+
+
+def test_other_ranges_of_activations_take_the_same_rounded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gptq` reads inputs in float: its moments are not gathered again, and the bits are of a new run."""
+    values = {"w": weights(64, 64)}
+    proto = build("g (float[N,64] x) => (float[N,64] y) { [a] y = MatMul (x, w) }", values)
+    x = np.random.default_rng(0).normal(size=(96, 64)).astype(np.float32)
+    recipe, options = load_recipe("tensorrt-int8"), QuantizeOptions(batch=1)
+    candidate = build_candidate(open_inputs(proto, {"x": x}, recipe, options), recipe, Sources(), options)
+    other = candidate.with_recipe(recipe.override(activations={"calibrator": "entropy"}))
+    monkeypatch.setattr(rounding_search, "ROUNDINGS", ("gptq",))
+    monkeypatch.setattr(rounding_search, "_most_gain", lambda *_: 3.0)
+
+    def search(one: Candidate, judge: Judge) -> Candidate:
+        return rounding_search.search_rounding(one, judge.trying).candidate
+
+    judge = Judge(candidate, options, Sources())
+    afresh, first = search(other, Judge(candidate, options, Sources())), search(candidate, judge)
+    monkeypatch.setattr(rounding_search, "round_given", None)
+    again = search(other, judge)
+    assert _rounded(again) == _rounded(afresh) == _rounded(first)
+    assert again.encodings == afresh.encodings != first.encodings
 
 
 def _rounded(one: Candidate | Rounding) -> bytes:
