@@ -215,22 +215,6 @@ def test_an_earlier_method_must_be_surely_better(
     assert any(found in text for text in result.trial("rounding").details)
 
 
-def test_other_ranges_of_activations_take_the_same_rounded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second combination on the same float model does not gather the moments of gptq again."""
-    asked: list[str] = []
-    given = rounding_search.round_given
-
-    def note(session, plan, *rest, **how):
-        asked.append(next(p.rounding for p in plan.weights))
-        return given(session, plan, *rest, **how)
-
-    monkeypatch.setattr(rounding_search, "round_given", note)
-    monkeypatch.setattr(rounding_search, "ROUNDINGS", ("gptq",))
-    result = quantize(layers(), feeds(), recipe=recipe(4, calibrator=None))
-    tried = [trial.remedy for trial in result.trials if trial.seconds]
-    assert tried == ["calibrator", "rounding"] and asked == ["gptq"]
-
-
 def test_weights_are_rounded_again_beside_layers_in_float() -> None:
     """A promise that leaves a layer in float has the bits of a recipe that leaves it so from the start."""
     proto = build(
