@@ -157,8 +157,9 @@ class SequentialModels:
             for grids in ((left, left), (right, right), (left, right))
         )
         rows = zip(*(course.tensor(name) for course, name in sources), self._samples, strict=True)
+        choose = cache(lambda shape, samples: view.sample(shape, samples, most))
         for *inputs, samples in compress(rows, alike):
-            sample = view.sample(inputs[0].shape, samples, most)
+            sample = choose(inputs[0].shape, samples)
             u, v = (sample.round(sample.take(x), grid) for x, grid in zip(inputs, channels, strict=True))
             plain.add(u, u)
             quantized.add(v, v)
