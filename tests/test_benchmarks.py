@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable
@@ -76,6 +77,32 @@ def test_growth_is_linear(shape: str, script: Callable[[str], Any]) -> None:
     _, small, large = (scale.measure(scale.SHAPES[shape](nodes)) for nodes in (20, 80, 320))
     assert scale.find_power(small, large, "calls") < 1.05
     assert small.sessions == large.sessions
+
+
+def test_constants_of_the_judge_are_changed_wherever_they_are_known(script: Callable[[str], Any]) -> None:
+    """Every module that has one under its name is changed and restored; the cheapest of near values wins."""
+    constants = script("judge_constants")
+    trees = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "onnxfq").rglob("*.py")
+    }
+    for name, (value, _) in constants.CONSTANTS.items():
+        readers = [
+            module
+            for module, tree in trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == constants.HOMES[name]
+            if name in [alias.name for alias in node.names]
+        ]
+        modules = [import_module(one) for one in (constants.HOMES[name], *readers)]
+        own = [getattr(module, name) for module in modules]
+        with constants.changed(name, value):
+            assert {getattr(module, name) for module in modules} == {value} != {*own}
+        assert [getattr(module, name) for module in modules] == own
+    gains = {1.0: [0.0, 1.0], 2.0: [0.6, 0.46], 3.0: [-3.0, 3.0]}
+    costs = {1.0: [1.0, 1.0], 2.0: [2.0, 2.0], 3.0: [0.1, 0.1]}
+    assert constants.choose_value(gains, costs) == 1.0  # the second has a mean that is better by nothing
+    assert constants.choose_value(gains | {2.0: [0.6, 0.6]}, costs) == 2.0
 
 
 def test_drift_is_measured(script: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:

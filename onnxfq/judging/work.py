@@ -54,7 +54,7 @@ PROVEN_SHARE = 0.1
 ALLOWED = 5e11
 """Multiply-adds that repair may always take: 10 seconds of a core that does 5e10 in a second.
 
-With four times as many ten trained networks in int8 took twice the time, and nothing else was kept.
+With four times as many eight trained networks in int8 took up to twice the time, and nothing else was kept.
 """
 
 
