@@ -170,7 +170,7 @@ def main() -> None:
             if key[0] in CONSTANTS
         )
         rows.append([name, f"{base.sqnr_db:.1f}, {base.runs:.0f}", *cells])
-    left = [leave_out(found, constant) for constant in CONSTANTS]
+    left = [leave_out(found, constant) for constant in CONSTANTS if len(found) > 1]
     text = [
         f"Recipe {asked.recipe}. First the SQNR in dB and the runs of repair with the constants as they are; "
         "then, with one of them changed, the dB more and the share of the runs.",
