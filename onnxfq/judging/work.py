@@ -18,7 +18,7 @@ from onnxfq.graph.walk import count_operators
 from onnxfq.judging.samples import REPORTED
 from onnxfq.layers.layer_costs import WeightSize, measure_costs, weight_sizes
 from onnxfq.layers.moments import choose_rows
-from onnxfq.layers.sequential_moments import choose_samples
+from onnxfq.layers.sequential_moments import JOINED, choose_samples
 from onnxfq.support.progress import announce
 
 if TYPE_CHECKING:
@@ -163,11 +163,11 @@ class Work:
     def round_in_turn(self, candidate: Candidate) -> float:
         """Return the runs of rounding one weight after the other, by both models' inputs.
 
-        A session opens for each layer of both models.
+        A session opens for each layer of both models, and runs over some samples at a time.
         """
         sizes = self._sizes(candidate)
         samples = min(choose_samples(sizes), self.samples)
-        layers = self.runs(len(candidate.plan.weights) * samples * HANDLED)
+        layers = self.runs(len(candidate.plan.weights) * -(-samples // JOINED) * HANDLED)
         return 2 * (self.observe(samples) + self._round(sizes)) + layers
 
     def allow(self, is_low: bool) -> float:
