@@ -193,7 +193,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 1326,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6355,  # sites of nodes lie in graph; layers and pairs of bodies
     "tools": 1762,  # times by the clock of the runtime's worker; graph fell
-    "torch": 5926,  # calls with inplace=True write over what the caller holds; numerics rose for its formulas
+    "torch": 5963,  # forwards over their children, writes through views; no room fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

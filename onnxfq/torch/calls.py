@@ -202,7 +202,8 @@ class Calls(TorchFunctionMode):
             return value
 
         args = changed(tuple(args))
-        return (steps or function)(*args, **{name: changed(value) for name, value in kwargs.items()})
+        given = {name: value if name == "out" else changed(value) for name, value in kwargs.items()}
+        return (steps or function)(*args, **given)
 
     def number(self, function: Function, number: int) -> int:
         """Return the number in a run of a call that has this number here."""
@@ -255,7 +256,7 @@ class QuantizedCalls(Calls):
         name = self.table[self.outer, function].calls[number].get(leaf)
         if name is None:
             return tensor
-        quantized: Tensor = self.owner.get_submodule(name)(tensor)
+        quantized: Tensor = self.owner.__dict__["_modules"][name](tensor)
         return quantized
 
     def __exit__(self, *error: Any) -> None:
@@ -406,17 +407,30 @@ def name_of(function: Function) -> str:
     return str(getattr(function, "__name__", "call")).partition(".")[0]
 
 
+ASSIGNMENTS = ("__setitem__", "copy_")
+"""Functions that write without reading what was there."""
+
+
+def find_written(function: Function, args: Any, kwargs: Any) -> Any:
+    """Return the tensor that a call writes over; None if it writes over none.
+
+    torch's rule for names tells; other functions write with inplace=True, which torch gives to modes by its
+    name, or to `out`.
+    """
+    name = name_of(function)
+    over = name.endswith("_") and not name.endswith("__") or kwargs.get("inplace") is True
+    if not over and name not in ASSIGNMENTS:
+        return kwargs.get("out")
+    return args[0] if args else kwargs["input"]
+
+
 def write_over(function: Function, args: Any, kwargs: Any, result: Any) -> Any:
     """Return the result of a call, written over its first tensor if the function does that.
 
-    The caller may read on from the tensor, though rounding or a mark has made another one. torch's rule for
-    names tells; other functions write with inplace=True, which torch gives to modes by its name.
+    The caller may read on from the tensor, though rounding or a mark has made another one.
     """
-    name = name_of(function)
-    if not (name.endswith("_") and not name.endswith("__") or kwargs.get("inplace") is True):
-        return result
-    first = args[0] if args else kwargs["input"]
-    if result is first:
+    first = find_written(function, args, kwargs)
+    if first is None or result is None or result is first:
         return result
     return first.copy_(result) if result.shape == first.shape else function(*args, **kwargs)
 

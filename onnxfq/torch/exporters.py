@@ -88,7 +88,7 @@ def run(
 ) -> onnx.ModelProto:
     """Return the module exported under `redirect`, unchecked."""
     try:
-        with redirect:
+        with redirect, torch.no_grad():  # which lets a forward write over a part of a chunk
             return EXPORTERS[exporter](model, request)
     except Exception as error:  # an exporter traces the user's code, which may raise anything
         other = next(name for name in EXPORTERS if name != exporter)

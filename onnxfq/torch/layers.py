@@ -101,12 +101,31 @@ def _check_parametrized(module: nn.Module) -> None:
             )
 
 
+def held_quantizers(module: Any) -> dict[str, FakeQuantize]:
+    """Return the quantizers that `swap` has put into a module, by their names there."""
+    children = module.__dict__["_modules"].items()
+    return {name: q for name, q in children if name.endswith(SUFFIX) and isinstance(q, FakeQuantize)}
+
+
 class Swapped:
     """Common base of all swapped classes."""
 
     float_class: type[nn.Module]
     mixin: type
     weight_names: tuple[str, ...]
+
+    @property
+    def _modules(self) -> dict[str, nn.Module | None]:
+        """Return the children; a forward that runs over its own finds the float ones."""
+        children: dict[str, nn.Module | None] = self.__dict__["_modules"]
+        if not is_running(self):
+            return children
+        hidden = held_quantizers(self)
+        return {name: child for name, child in children.items() if name not in hidden}
+
+    @_modules.setter
+    def _modules(self, children: dict[str, nn.Module | None]) -> None:
+        self.__dict__["_modules"] = children
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return how pickle and copies make the class again, which has no place in a module."""
@@ -134,8 +153,11 @@ class Swapped:
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """Quantize the first input if it has a quantizer, then run the forward of the layer."""
+        if torch.compiler.is_exporting() and type(self)._modules is not Swapped._modules:
+            self = self.get_base()  # type: ignore[attr-defined]  # a proxy of torch.export shows all children
         assert isinstance(self, nn.Module)
-        quantizer = self._modules.get("input" + SUFFIX)
+        held = held_quantizers(self)
+        quantizer = held.get("input" + SUFFIX)
         given: Any = args[0] if args else keywords.get("input")
         if quantizer is not None and args:
             args = (quantizer(given), *args[1:])
@@ -149,7 +171,6 @@ class Swapped:
         outputs = self.__dict__.get(OUTPUTS)
         if outputs is None:
             return result
-        held = self._modules
         return change_outputs(result, lambda at, x: held[outputs[at]](x) if at in outputs else x)
 
     def _run_original(self, *args: Any, **keywords: Any) -> Any:
@@ -230,7 +251,7 @@ def _read(name: str) -> property:
         if not (torch.compiler.is_compiling() or is_running(self)):  # only forwards are compiled
             return float_weight(self, name)
         value = fold_weight(self) if name == "weight" else float_weight(self, name)
-        quantizer = self._modules.get(name + SUFFIX)
+        quantizer = held_quantizers(self).get(name + SUFFIX)
         return value if quantizer is None else quantizer(value)
 
     def keep(self: nn.Module, value: Tensor) -> None:  # stores the result of a hook, as without the property
@@ -290,9 +311,7 @@ def restore(module: nn.Module) -> None:
     if not isinstance(module, Swapped):
         return
     assert isinstance(module, nn.Module)
-    for name in [
-        n for n, child in module.named_children() if n.endswith(SUFFIX) and isinstance(child, FakeQuantize)
-    ]:
+    for name in held_quantizers(module):
         delattr(module, name)
     for name in ("folded_norm", "frozen", TABLE, OUTPUTS):
         module.__dict__.pop(name, None)

@@ -184,7 +184,8 @@ class CallNames:
     def explain_lost(self, place: CallPlace | None) -> str:
         """Return why the tensor at a place cannot be quantized; empty if it can."""
         if place is None:
-            return "the export computes it inside of one call of torch, where no quantizer can stand"
+            inside = "the export computes it inside of one call of torch, or a view of it is written over"
+            return f"{inside}; no quantizer can stand there"
         function, number, around = place.function, place.number, place.outer
         while around is not None:
             function, number, around = around

@@ -27,13 +27,7 @@ from onnxfq.stages.plan import make_plan
 from onnxfq.targets.target import prepare_model
 from onnxfq.torch.calls import CallPlace
 from onnxfq.torch.module_names import CallNames, QuantizerHolder
-from onnxfq.torch.placement import (
-    Layer,
-    check_overrides,
-    name_rounding,
-    refuse_features,
-    rename_overrides,
-)
+from onnxfq.torch.placement import Layer, check_overrides, name_rounding, refuse_features, rename_overrides
 from onnxfq.torch.recording import CallRecord
 
 _QUOTED = re.compile("'([^']+)'")

@@ -20,6 +20,7 @@ import torch
 from onnx.helper import make_node
 from onnxscript import ir, optimizer
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from onnxfq.errors import DataError, ModelError
@@ -29,6 +30,7 @@ from onnxfq.graph.names import Use
 from onnxfq.graph.walk import rename_tensors
 from onnxfq.support.records import join_lines
 from onnxfq.torch.calls import (
+    ASSIGNMENTS,
     OUTPUTS,
     Branch,
     CallPlace,
@@ -36,6 +38,7 @@ from onnxfq.torch.calls import (
     Function,
     Outer,
     change_outputs,
+    find_written,
     name_of,
     write_over,
 )
@@ -48,7 +51,6 @@ from onnxfq.torch.request import Request, bind, name_inputs
 
 _DOMAIN = "onnxfq.places"
 _MARK = "Mark"
-_IN_PLACE = ("__setitem__", "copy_")
 
 
 @dataclass
@@ -64,6 +66,8 @@ class CallRecord:
         orders: the same calls in their order, by path: the function, and the ranks of its tensors.
         branches: the calls in an export by path and function, if a run has others.
         norms: paths of each convolution and the BatchNorm that alone reads its result.
+        views: the calls whose results are views, by what they look at.
+        written: those of them whose tensor is written over later; a copy in front of one would lose that.
     """
 
     places: dict[Use, tuple[CallPlace, ...]] = field(default_factory=dict)
@@ -74,6 +78,16 @@ class CallRecord:
     orders: dict[str, list[tuple[Function, list[int]]]] = field(default_factory=dict)
     branches: dict[tuple[str, Function | None], Branch] = field(default_factory=dict)
     norms: list[tuple[str, str]] = field(default_factory=list)
+    views: dict[StorageWeakRef, set[CallPlace]] = field(default_factory=dict)
+    written: set[CallPlace] = field(default_factory=set)
+
+    def find_views(self, call: CallPlace, read: Any, written: Any, result: Any) -> None:
+        """Note a call whose results are views of what it read, or the views that one writes over."""
+        if written is not None:
+            self.written.update(*(self.views.get(one, ()) for one in _storages(written)))
+            return
+        for one in _storages(read) & _storages(result):
+            self.views.setdefault(one, set()).add(call)
 
     def mark(self, tensor: Tensor, place: CallPlace) -> Tensor:
         """Return the tensor behind a node that stands for the place, while torch exports."""
@@ -118,6 +132,11 @@ class CallRecord:
         self.counts = ran.counts
 
 
+def _storages(value: Any) -> set[StorageWeakRef]:
+    tensors = (one for one in tree_leaves(value) if isinstance(one, Tensor) and torch._C._has_storage(one))
+    return {StorageWeakRef(one.untyped_storage()) for one in tensors}
+
+
 def _count_alike(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return how many elements at the beginning of both are equal."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
@@ -144,15 +163,25 @@ class _MarkedCalls(Calls):
         if self.outer is None:
             tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
             self.record.orders[self.path].append((function, [one.ndim for one in tensors]))
-        return write_over(function, args, kwargs, super().call(function, number, args, kwargs, steps))
+        result = write_over(function, args, kwargs, super().call(function, number, args, kwargs, steps))
+        if not is_exporting():
+            written = find_written(function, args, kwargs)
+            self.record.find_views(self._at(function, number), (args, kwargs), written, result)
+        return result
+
+    def _at(self, function: Any, number: int) -> CallPlace:
+        return CallPlace(self.path, self.outer, function, number, 0)
 
     def change(self, function: Any, number: int, leaf: int, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or self._is_own(tensor):
             return tensor
         name = name_of(function)
-        if (leaf == 0 and name in _IN_PLACE) or (leaf > 0 and name == "batch_norm"):
+        if (leaf == 0 and name in ASSIGNMENTS) or (leaf > 0 and name == "batch_norm"):
             return tensor
-        place = CallPlace(self.path, self.outer, function, number, leaf)
+        place = self._at(function, number)
+        if place in self.record.written:
+            return tensor
+        place = place._replace(leaf=leaf)
         if isinstance(tensor, nn.Parameter):
             names = [name for name, held in self.owner.named_parameters() if held is tensor]
             self.record.held[place] = names[0].replace(".", "_") if names else ""

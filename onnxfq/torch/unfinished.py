@@ -15,7 +15,7 @@ from onnxfq.support.records import join_lines
 from onnxfq.torch.fused import switch_fused
 from onnxfq.torch.insertion import Settings, insert
 from onnxfq.torch.kernels import is_transforming
-from onnxfq.torch.layers import SUFFIX, Swapped, layer_kind, restore, swap
+from onnxfq.torch.layers import SUFFIX, Swapped, held_quantizers, layer_kind, restore, swap
 from onnxfq.torch.module_names import QuantizerHolder, is_leaf
 from onnxfq.torch.module_plan import ModulePlan, plan_by_layers, plan_module
 from onnxfq.torch.placement import check_overrides, find_layers, plan_layers, refuse_rewrites
@@ -139,6 +139,5 @@ def find_unfinished(model: nn.Module) -> list[Unfinished]:
 
 def _held(model: nn.Module) -> Iterator[tuple[QuantizerHolder, FakeQuantize]]:
     for path, module in model.named_modules():
-        for name, child in module.named_children():
-            if isinstance(module, Swapped) and isinstance(child, FakeQuantize) and name.endswith(SUFFIX):
-                yield QuantizerHolder(path, name.removesuffix(SUFFIX)), child
+        for name, child in held_quantizers(module).items() if isinstance(module, Swapped) else ():
+            yield QuantizerHolder(path, name.removesuffix(SUFFIX)), child
