@@ -169,7 +169,7 @@ _NO_CODE = {
 
 ROOM_LINES: dict[str, int] = {
     "": 217,  # choices of rotations; no room fell
-    "calibration": 2398,  # asymmetric ranges of constants, all groups at once; no room fell
+    "calibration": 2401,  # moments of the float model alone; numerics fell
     "checkpoints": 1347,  # bits and groups that no layer has are refused; no room fell
     "cli": 1920,  # an option for rotations; no room fell
     "data": 1746,  # a name for drawn inputs; targets fell
@@ -178,15 +178,15 @@ ROOM_LINES: dict[str, int] = {
     "execution": 1230,  # sessions and runs that stages share, forms built when they are read; no room fell
     "graph": 5039,  # sites of nodes, which lay in targets; branches that sizes decide; targets fell
     "interchange": 1234,  # folders of checkpoints by GenAI's builder; no room fell
-    "judging": 1247,  # candidates are compared one at a time, for memory; no room fell
-    "layers": 931,  # joined samples have a bound in bytes; no room fell
+    "judging": 1252,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
+    "layers": 946,  # two methods round by the moments of one pass; numerics fell
     "metrics": 426,  # means over rows with their intervals; no room fell
-    "numerics": 1189,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
+    "numerics": 1185,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
     "passes": 1761,  # rotations in constants; no room fell
     "placement": 1565,  # what constants alone compute, by one rule for all targets; targets fell
     "quantized": 1485,  # names of integers, coverage of other tools; no room fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
-    "remedies": 1754,  # weights beside wider ones rounded again; no room fell
+    "remedies": 1783,  # factors of little expected gain are not measured; numerics fell
     "report": 1231,  # the metric of the task among the tiles; no room fell
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1881,  # what constants alone compute, by one rule for all targets; targets fell
