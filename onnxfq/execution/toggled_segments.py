@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfq.data import Feed
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS
@@ -74,6 +75,7 @@ class SwitchedSegments:
         numbers = {node.output[0]: number for number, node in enumerate(picks)}
         index = GraphIndex(graph)
         wanted = set(outputs)
+        self._constants = {one.name: tensor_array(one) for one in graph.initializer if one.name in wanted}
         segmented = SegmentedGraph(graph, numbers)
         self._parts: list[_Part] = []
         for segment in segmented.divide(wanted, numbers, index.types, parts or count_segments(len(picks))):
@@ -89,9 +91,9 @@ class SwitchedSegments:
                 _Part(whole, switches, Session(model, 1, pooled=False) if inside else plain, plain)
             )
 
-    def _seeded(self, tensors: Feed) -> Feed:
-        """Return a feed with its seed if the model draws; segments see no whole feed."""
-        return with_seed(tensors) if self._draws else tensors
+    def _complete(self, tensors: Feed) -> Feed:
+        """Return `tensors` with wanted constants, which no segment computes, and the seed of a model that draws."""
+        return self._constants | (with_seed(tensors) if self._draws else tensors)
 
     def first(self, state: State) -> int:
         """Return the first segment with a switch on; the number of segments if there is none."""
@@ -100,7 +102,7 @@ class SwitchedSegments:
 
     def trace(self, feed: Feed, state: State) -> list[Feed]:
         """Return the tensors before each segment, and the outputs with what is left after the last one."""
-        traced = [self._seeded(feed)]
+        traced = [self._complete(feed)]
         for part in self._parts:
             traced.append(part.run(traced[-1], state))
         return traced
@@ -113,7 +115,7 @@ class SwitchedSegments:
             state: the switches.
             start: number of the segment.
         """
-        tensors = self._seeded(tensors)
+        tensors = self._complete(tensors)
         for part in self._parts[start:]:
             tensors = part.run(tensors, state)
         return tensors

@@ -67,6 +67,15 @@ def test_segments_compute_what_the_whole_computes(name: str) -> None:
             np.testing.assert_array_equal(runs[0][output], runs[1][output])
 
 
+def test_outputs_that_are_constants_have_no_noise() -> None:
+    """No segment computes a constant of the model; a measurement ends as if the output were not there."""
+    body, consts = "y = MatMul (x, w)  k = Constant <value_floats = [1.0, 2.0]> ()", {"w": weights(4, 4)}
+    plain = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", consts)
+    more = build(f"g (float[N,4] x) => (float[N,4] y, float[2] k, float[4,4] w) {{ {body} }}", consts)
+    found = [onnxfq.sensitivity(one, feed_for(plain)) for one in (plain, more)]
+    assert [group.noise for group in found[0].groups] == [group.noise for group in found[1].groups] > [0]
+
+
 @pytest.mark.parametrize("is_rounded", [False, True])
 def test_a_run_begins_at_the_first_switch_that_is_on(is_rounded: bool) -> None:
     """Every segment of a long chain has its share of the switches, in the order of computation."""
