@@ -92,7 +92,7 @@ class SwitchedSegments:
             )
 
     def _complete(self, tensors: Feed) -> Feed:
-        """Return `tensors` with wanted constants, which no segment computes, and the seed of a model that draws."""
+        """Return `tensors` with wanted constants, which no segment computes, and the seed if it draws."""
         return self._constants | (with_seed(tensors) if self._draws else tensors)
 
     def first(self, state: State) -> int:
