@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -22,7 +22,7 @@ from onnxfq.execution.reference_runs import keep_outputs
 from onnxfq.execution.sides import LEAST_FEEDS, Side
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
+from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
 from onnxfq.metrics import Mean, Metric, check_labels, find_metric, name_metric
@@ -100,8 +100,12 @@ def evaluate(
         quantized = {name for proto in candidates.values() for name in _find_quantized_tensors(proto, base)}
         # In the order of computation: the first low score shows where the noise arises.
         tensors = [name for node in base.graph.node for name in node.output if name in quantized]
-        common = map(computed_tensors, candidates.values())
-        judged = judge_given(base, computed_tensors(base).intersection(*common))
+        common = computed_tensors(base).intersection(*map(computed_tensors, candidates.values()))
+        judged = judge_given(base, common)
+        if absent := [name for name in judged.sources if name not in common]:
+            notes.append(
+                f"not every candidate has {absent[0]!r}: no SQNR judges the outputs that come from it"
+            )
     # State passes from one sample to the next; with batch 0 feeds stay as they are given.
     batch = min(options.batch, 1) if judged.states else options.batch
     feeds = open_feeds(base, data, batch, options.data.unsurveyed)
@@ -137,7 +141,7 @@ def evaluate(
         progress=counting("evaluate", feeds.runs),
         device=device,
         exact=options.exact,
-        judged=reduce(JudgedTensors.with_logits, map(computed_tensors, candidates.values()), judged),
+        judged=judged.with_inner(common),
         openers=openers,
     )
     disagreeing = [f"{name}: {line}" for name, proto in candidates.items() for line in ranges.explain(proto)]
