@@ -175,10 +175,10 @@ ROOM_LINES: dict[str, int] = {
     "data": 1746,  # a name for drawn inputs; targets fell
     "diagnosis": 2016,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1525,  # intervals of metrics; no room fell
-    "execution": 1230,  # sessions and runs that stages share, forms built when they are read; no room fell
-    "graph": 5039,  # sites of nodes, which lay in targets; branches that sizes decide; targets fell
+    "execution": 1232,  # outputs that are constants, where segments run; no room fell
+    "graph": 5061,  # inputs that no node reads come and go between models; no room fell
     "interchange": 1234,  # folders of checkpoints by GenAI's builder; no room fell
-    "judging": 1247,  # candidates are compared one at a time, for memory; no room fell
+    "judging": 1248,  # one table of the least value of a promise; no room fell
     "layers": 931,  # joined samples have a bound in bytes; no room fell
     "metrics": 426,  # means over rows with their intervals; no room fell
     "numerics": 1189,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
@@ -189,9 +189,9 @@ ROOM_LINES: dict[str, int] = {
     "remedies": 1754,  # weights beside wider ones rounded again; no room fell
     "report": 1231,  # the metric of the task among the tiles; no room fell
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1881,  # what constants alone compute, by one rule for all targets; targets fell
+    "stages": 1891,  # candidates with other inputs, names and runtimes are compared or named; no room fell
     "support": 1326,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6355,  # sites of nodes lie in graph; layers and pairs of bodies
+    "targets": 6357,  # convolutions of two activations stay in float for OpenVINO; no room fell
     "tools": 1762,  # times by the clock of the runtime's worker; graph fell
     "torch": 5926,  # calls with inplace=True write over what the caller holds; numerics rose for its formulas
 }

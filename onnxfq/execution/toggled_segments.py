@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfq.data import Feed
-from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS
@@ -75,7 +74,8 @@ class SwitchedSegments:
         numbers = {node.output[0]: number for number, node in enumerate(picks)}
         index = GraphIndex(graph)
         wanted = set(outputs)
-        self._constants = {one.name: tensor_array(one) for one in graph.initializer if one.name in wanted}
+        known = {name: index.array(name) for name in wanted}
+        self._constants = {name: array for name, array in known.items() if array is not None}
         segmented = SegmentedGraph(graph, numbers)
         self._parts: list[_Part] = []
         for segment in segmented.divide(wanted, numbers, index.types, parts or count_segments(len(picks))):

@@ -23,7 +23,7 @@ from onnxfq.execution.sides import LEAST_FEEDS, Side
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import judge_given
-from onnxfq.graph.signature import computed_tensors, output_names
+from onnxfq.graph.signature import computed_tensors, output_names, with_inputs_of
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
 from onnxfq.metrics import Mean, Metric, check_labels, find_metric, name_metric
 from onnxfq.passes.equalize import is_equalized
@@ -89,7 +89,8 @@ def evaluate(
         base = _read_runnable(decoder)
         data = data if feeds_given is None else feeds_given
         candidates = {
-            name: with_float_caches(_read_runnable(find_decoder(one))) for name, one in given.items()
+            name: with_inputs_of(with_float_caches(_read_runnable(find_decoder(one))), base, name)
+            for name, one in given.items()
         }
         notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
         if is_quantized(base) and not any(map(is_quantized, candidates.values())):
@@ -240,14 +241,19 @@ def _find_users_sessions(
     target = TARGETS.get(find_target(proto))
     if target is None or target.values is None or not samples:
         return {}
+    found: dict[str, Opener] = {}
+    where = name
     try:
-        where, differs = f"{name} in {target.release()}", target.differs()
-        target.values(proto, 1)(samples[0])
+        where = f"{name} in {target.release()}"
+        openers = {where: target.values}
+        if (differs := target.differs()) and target.open is not None:
+            openers[f"{where}, {differs}"] = target.open
+        for where, opener in openers.items():
+            opener(proto, 1)(samples[0])
+            found[where] = opener
     except OnnxfqError as error:
-        notes.append(f"{name} does not run as its users run it: {error}")
-        return {}
-    also = {f"{where}, {differs}": target.open} if differs and target.open is not None else {}
-    return {where: target.values} | also
+        notes.append(f"{where} does not run as its users run it: {error}")
+    return found
 
 
 def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -568,7 +569,8 @@ def test_a_size_of_the_file(tmp_path: Path) -> None:
             {"fallback": "float8e4m3fn, weights"},
             "repair gives layers one format, and fallback names",
         ),
-        ({"max_bytes": -5}, "max_bytes is -5; give the bytes of the file"),
+        ({"max_bytes": -5}, "max_bytes is -5; give a number of at least 1"),
+        ({"min_sqnr": math.nan}, "min_sqnr is nan; give a number of at least 0"),
         ({"max_bytes": 9, "weight_bits": 4.5}, "a promise is min_sqnr, max_drop, weight_bits or max_bytes"),
     ],
 )
