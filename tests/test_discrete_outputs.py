@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, build_used, plain_quantize, scalars, weights
+from builders import build, build_used, feed_for, plain_quantize, scalars, weights
 from numpy.typing import NDArray
 
 from onnxfq.cli.main import main
@@ -225,6 +225,17 @@ def test_rows_that_differ_in_number() -> None:
     x = np.float32([[1, 0.25, -1], [2, 1, 0.25]])
     (candidate,) = score_models(models[0], {"c": models[1]}, [{"x": x}, {"x": x}]).candidates
     assert candidate.outputs == () and candidate.shares == (EqualShare(output="y", equal=0.6, rows_apart=4),)
+
+
+def test_inner_tensors_of_other_names() -> None:
+    """A candidate that names the scores otherwise is compared by its classes, and a note says so."""
+    text = (
+        "g (float[N,4] x) => (int64[N] y) {{ {0} = MatMul (x, w) y = ArgMax <axis = 1, keepdims = 0> ({0}) }}"
+    )
+    models = [build(text.format(name), {"w": weights(4, 4)}) for name in ("s", "q")]
+    found = evaluate(models[0], models[1], [feed_for(models[0])])
+    assert [(one.output, one.equal) for one in found.candidates[0].shares] == [("y", 1.0)]
+    assert found.notes == ("not every candidate has 's': no SQNR judges the outputs that come from it",)
 
 
 def test_indices_repair_nothing() -> None:

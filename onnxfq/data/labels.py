@@ -161,7 +161,7 @@ def _read(path: Path) -> NDArray[Any]:
 
 def _read_text(path: Path) -> NDArray[Any]:
     """Return the numbers of a text file, or its lines if it begins with a word; # begins a comment."""
-    lines = read_bytes(path).decode("utf-8").splitlines()
+    lines = read_bytes(path).decode("utf-8-sig").splitlines()
     texts = [text for line in lines if (text := line.partition("#")[0].strip())]
     try:
         float(texts[0].split()[0])

@@ -74,6 +74,8 @@ class SwitchedSegments:
         numbers = {node.output[0]: number for number, node in enumerate(picks)}
         index = GraphIndex(graph)
         wanted = set(outputs)
+        known = {name: index.array(name) for name in wanted}
+        self._constants = {name: array for name, array in known.items() if array is not None}
         segmented = SegmentedGraph(graph, numbers)
         self._parts: list[_Part] = []
         for segment in segmented.divide(wanted, numbers, index.types, parts or count_segments(len(picks))):
@@ -89,9 +91,9 @@ class SwitchedSegments:
                 _Part(whole, switches, Session(model, 1, pooled=False) if inside else plain, plain)
             )
 
-    def _seeded(self, tensors: Feed) -> Feed:
-        """Return a feed with its seed if the model draws; segments see no whole feed."""
-        return with_seed(tensors) if self._draws else tensors
+    def _complete(self, tensors: Feed) -> Feed:
+        """Return `tensors` with wanted constants, which no segment computes, and the seed if it draws."""
+        return self._constants | (with_seed(tensors) if self._draws else tensors)
 
     def first(self, state: State) -> int:
         """Return the first segment with a switch on; the number of segments if there is none."""
@@ -100,7 +102,7 @@ class SwitchedSegments:
 
     def trace(self, feed: Feed, state: State) -> list[Feed]:
         """Return the tensors before each segment, and the outputs with what is left after the last one."""
-        traced = [self._seeded(feed)]
+        traced = [self._complete(feed)]
         for part in self._parts:
             traced.append(part.run(traced[-1], state))
         return traced
@@ -113,7 +115,7 @@ class SwitchedSegments:
             state: the switches.
             start: number of the segment.
         """
-        tensors = self._seeded(tensors)
+        tensors = self._complete(tensors)
         for part in self._parts[start:]:
             tensors = part.run(tensors, state)
         return tensors

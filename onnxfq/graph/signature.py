@@ -7,6 +7,7 @@ from copy import deepcopy
 
 import onnx
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.ops import ONNX_QUANTIZERS, SIZED_BY_VALUES
@@ -37,6 +38,30 @@ def element_types(proto: onnx.ModelProto) -> set[int]:
         elif attribute.name in TYPE_ATTRIBUTES:
             kinds.add(attribute.i)
     return kinds
+
+
+def with_inputs_of(proto: onnx.ModelProto, like: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Return `proto` with the inputs of `like`: tools take out inputs that no node reads.
+
+    Raises ModelError for an input that nodes of the model `name` read and `like` does not have.
+    """
+    index, defaults = GraphIndex.of_model(proto), GraphIndex(like.graph).constants
+    given = [value for value in like.graph.input if value.name not in defaults]
+    names = [value.name for value in given]
+    lacks = {value.name for value in proto.graph.input}.difference(names, index.constants)
+    if read := sorted(lacks & index.used):
+        have = ", ".join(names) or "none"
+        raise ModelError(
+            f"{name} reads input {read[0]!r}, and the other model has {have}; give models of one network"
+        )
+    more = [value for value in given if not {value.name} & (index.values.keys() | index.constants.keys())]
+    if not lacks and not more:
+        return proto
+    made = deepcopy(proto)
+    left = [value for value in made.graph.input if value.name not in lacks]
+    del made.graph.input[:]
+    made.graph.input.extend([*left, *more])
+    return made
 
 
 def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:

@@ -76,7 +76,7 @@ def read_given(file: ExternalEncodingsFile) -> ExternalEncodings:
         return _read(file, "the given dictionary")
     source = str(file)
     try:
-        text = read_bytes(file).decode("utf-8")
+        text = read_bytes(file).decode("utf-8-sig")
     except FileNotFoundError:
         raise PlanError(f"no such file: {source}; check the path") from None
     except UnicodeDecodeError:

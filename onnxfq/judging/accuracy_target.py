@@ -33,6 +33,9 @@ from onnxfq.targets.recipes import RECIPES
 _ROUNDING = 1e-9
 """Relative difference of two sums of equal terms; a drop of exactly the limit is kept."""
 
+_LEAST = {"min_sqnr": 0, "max_drop": 0, "weight_bits": 0, "max_bytes": 1}
+"""Least value of each promise."""
+
 _FEWEST = 4
 """Rows of one half that a promised drop of top-1 should be; with fewer, chance decides."""
 
@@ -136,11 +139,11 @@ class AccuracyTarget:
             )
         if self.max_drop is None and measured:
             raise DataError("labels and a metric measure a promised max_drop; give it too, or leave them out")
-        if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
-            raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value < math.inf:
+                raise DataError(f"{name} is {value:g}; give a number of at least {least}")
         check_labels(self.metric, self.labels is not None)
-        if self.max_bytes is not None and self.max_bytes < 1:
-            raise DataError(f"max_bytes is {self.max_bytes}; give the bytes of the file, 1 or more")
         for name in self.fallbacks:
             if name not in (FLOAT, WEIGHTS, *RECIPES):
                 qtype_by_name(name)

@@ -55,7 +55,7 @@ def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, ChoiceType]
             graph.input.append(helper.make_tensor_value_info(given, kind, axes))
             if name in floats:
                 nodes.append(helper.make_node("CastLike", [given, name], [reads[name]], reads[name]))
-            elif node.op_type in _GATHERED and name == node.output[1] and node.output[0]:
+            elif node.op_type in _GATHERED and name in node.output[1:2] and node.output[0]:
                 nodes += _gather(graph, node, given)
     replace_nodes(graph, nodes)
     return copy

@@ -19,5 +19,6 @@ def as_pairs(proto: onnx.ModelProto, source: str) -> onnx.ModelProto:
 
 
 def is_quantized(proto: onnx.ModelProto) -> bool:
-    """Tell whether a model has a quantizer, or an operator of quantized numbers."""
-    return any(node.op_type in QUANTIZED_OPS for node in list_nodes(proto.graph))
+    """Tell whether a model or a local function has a quantizer, or an operator of quantized numbers."""
+    nodes = (node for one in (proto.graph, *proto.functions) for node in list_nodes(one))
+    return any(node.op_type in QUANTIZED_OPS for node in nodes)

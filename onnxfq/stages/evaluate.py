@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -22,8 +22,8 @@ from onnxfq.execution.reference_runs import keep_outputs
 from onnxfq.execution.sides import LEAST_FEEDS, Side
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
-from onnxfq.graph.signature import computed_tensors, output_names
+from onnxfq.graph.patterns.logits import judge_given
+from onnxfq.graph.signature import computed_tensors, output_names, with_inputs_of
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
 from onnxfq.metrics import Mean, Metric, check_labels, find_metric, name_metric
 from onnxfq.passes.equalize import is_equalized
@@ -89,7 +89,8 @@ def evaluate(
         base = _read_runnable(decoder)
         data = data if feeds_given is None else feeds_given
         candidates = {
-            name: with_float_caches(_read_runnable(find_decoder(one))) for name, one in given.items()
+            name: with_inputs_of(with_float_caches(_read_runnable(find_decoder(one))), base, name)
+            for name, one in given.items()
         }
         notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
         if is_quantized(base) and not any(map(is_quantized, candidates.values())):
@@ -100,8 +101,12 @@ def evaluate(
         quantized = {name for proto in candidates.values() for name in _find_quantized_tensors(proto, base)}
         # In the order of computation: the first low score shows where the noise arises.
         tensors = [name for node in base.graph.node for name in node.output if name in quantized]
-        common = map(computed_tensors, candidates.values())
-        judged = judge_given(base, computed_tensors(base).intersection(*common))
+        common = computed_tensors(base).intersection(*map(computed_tensors, candidates.values()))
+        judged = judge_given(base, common)
+        if absent := [name for name in judged.sources if name not in common]:
+            notes.append(
+                f"not every candidate has {absent[0]!r}: no SQNR judges the outputs that come from it"
+            )
     # State passes from one sample to the next; with batch 0 feeds stay as they are given.
     batch = min(options.batch, 1) if judged.states else options.batch
     feeds = open_feeds(base, data, batch, options.data.unsurveyed)
@@ -137,7 +142,7 @@ def evaluate(
         progress=counting("evaluate", feeds.runs),
         device=device,
         exact=options.exact,
-        judged=reduce(JudgedTensors.with_logits, map(computed_tensors, candidates.values()), judged),
+        judged=judged.with_inner(common),
         openers=openers,
     )
     disagreeing = [f"{name}: {line}" for name, proto in candidates.items() for line in ranges.explain(proto)]
@@ -236,14 +241,19 @@ def _find_users_sessions(
     target = TARGETS.get(find_target(proto))
     if target is None or target.values is None or not samples:
         return {}
+    found: dict[str, Opener] = {}
+    where = name
     try:
-        where, differs = f"{name} in {target.release()}", target.differs()
-        target.values(proto, 1)(samples[0])
+        where = f"{name} in {target.release()}"
+        openers = {where: target.values}
+        if (differs := target.differs()) and target.open is not None:
+            openers[f"{where}, {differs}"] = target.open
+        for where, opener in openers.items():
+            opener(proto, 1)(samples[0])
+            found[where] = opener
     except OnnxfqError as error:
-        notes.append(f"{name} does not run as its users run it: {error}")
-        return {}
-    also = {f"{where}, {differs}": target.open} if differs and target.open is not None else {}
-    return {where: target.values} | also
+        notes.append(f"{where} does not run as its users run it: {error}")
+    return found
 
 
 def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:

@@ -198,7 +198,7 @@ def read_content(path: str | Path, error: type[OnnxfqError]) -> Any:
     """Return the content of a JSON or YAML file; any fault is raised as one line of class `error`."""
     path = Path(path)
     try:
-        text = read_bytes(path, MOST_TEXT if path.suffix == ".json" else MOST_YAML).decode("utf-8")
+        text = read_bytes(path, MOST_TEXT if path.suffix == ".json" else MOST_YAML).decode("utf-8-sig")
     except FileNotFoundError:
         raise error(f"no such file: {path}; check the path") from None
     except OSError as fault:

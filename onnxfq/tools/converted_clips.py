@@ -6,8 +6,9 @@ A Clip is judged by what it takes away, which may be far less than a step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -45,12 +46,16 @@ def drop_unreached_clips(form: FloatForm, feeds: Iterable[Feed], threads: int) -
     drop_clips(form, idle)
 
 
-def drop_clips(form: FloatForm, names: Iterable[str]) -> None:
+def drop_clips(form: FloatForm, names: Collection[str]) -> None:
     """Leave out, in place, the Clips that make these tensors; what they limit takes over their ranges."""
-    dropped = {name: form.clips.pop(name) for name in names}
-    leave_out(form.proto.graph, {name: one.tensor for name, one in dropped.items()})
-    for name, one in dropped.items():
-        form.ranges.setdefault(one.tensor, form.ranges[name])
+    sources: dict[str, str] = {}
+    for name, one in list(form.clips.items()):  # in the order of computation: one may limit another
+        tensor = sources.get(one.tensor, one.tensor)
+        form.clips[name] = replace(one, tensor=tensor)
+        if name in names:
+            sources[name] = form.clips.pop(name).tensor
+            form.ranges.setdefault(tensor, form.ranges[name])
+    leave_out(form.proto.graph, sources)
 
 
 def find_covered_clips(bare: FloatForm, clips: Mapping[str, ValueLimit], plan: Plan) -> set[str]:

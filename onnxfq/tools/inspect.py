@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import default_opset, list_graphs, list_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
+from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.stored_scales import granularity_of
 from onnxfq.graph.ops import BLOCK_PRODUCTS, INTEGER_PRODUCTS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
@@ -103,7 +105,8 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     weight_bytes = sum(tensor_bytes(t) for graph in list_graphs(proto.graph) for t in graph.initializer)
     # Quantizers of other tools keep the names of their nodes as pairs.
     given = {node.name: node.op_type for node in list_nodes(proto.graph) if node.name}
-    pairs = as_pairs(proto, source)
+    known = QUANTIZED_OPS & {function.name for function in proto.functions}
+    pairs = as_pairs(inline_model(deepcopy(proto), known) if proto.functions else proto, source)
     nodes, index = list_nodes(pairs.graph), GraphIndex.of_model(pairs)
     dtypes = {tensor.name: tensor.data_type for tensor in index.constants.values()}
     for node in nodes:

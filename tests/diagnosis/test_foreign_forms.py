@@ -177,6 +177,16 @@ def test_dynamic_products_are_read(tmp_path: Path, is_old: bool, per_channel: bo
     assert "not looked at: range" in result.table()
 
 
+def test_a_whole_product_of_a_table(tmp_path: Path) -> None:
+    """Numbers that a Gather takes from a stored table have the scale of the table, and no run sets it."""
+    table = {"t": normal(20, 16), "w": normal(16, 6, scale=0.3, seed=1)}
+    model = build("g (int64[N,5] x) => (float[N,5,6] y) { e = Gather (t, x) y = MatMul (e, w) }", table)
+    onnx.save(model, tmp_path / "m.onnx")
+    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx", weight_type=QuantType.QInt8)
+    feeds = [{"x": np.arange(at, at + 5, dtype=np.int64)[None]} for at in range(15)]
+    assert not diagnose(tmp_path / "q.onnx", reference=model, data=feeds).causes
+
+
 def test_a_channel_that_sets_the_scale_of_a_dynamic_product_is_named(tmp_path: Path) -> None:
     """One channel that is 100 times the others is named, by its place and by its weight."""
     (cause,) = diagnose(dynamic(tmp_path, outlier=100.0)).causes

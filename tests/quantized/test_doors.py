@@ -60,6 +60,20 @@ def by_casts(_: Path) -> onnx.ModelProto:
     return network("f8 = Cast <to = 1> (w8) v = Mul (f8, s)", weight="v", w8=stored, s=STEP)
 
 
+def by_functions(_: Path) -> onnx.ModelProto:
+    """Return the network with pairs in a local function, in front of the Conv."""
+    proto = network(data="xq", weight="wq", z=np.int8(0), sw=STEP, sx=np.float32(3 / 127))
+    for at, name in enumerate("xw"):
+        node = helper.make_node("pair", [name, f"s{name}", "z"], [f"{name}q"], f"{name}/pair", domain="own")
+        proto.graph.node.insert(at, node)
+    reads, ends = ["s", "z"], (("QuantizeLinear", "a", "q"), ("DequantizeLinear", "q", "b"))
+    body = [helper.make_node(op, [source, *reads], [result]) for op, source, result in ends]
+    imports = list(proto.opset_import)
+    proto.functions.append(helper.make_function("own", "pair", ["a", *reads], ["b"], body, imports))
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    return proto
+
+
 def by_dynamic(folder: Path) -> onnx.ModelProto:
     """Return the network with a MatMul whose ranges follow the values."""
     onnx.save(network(), folder / "f.onnx")
@@ -80,6 +94,7 @@ FORMS: dict[str, Callable[[Path], onnx.ModelProto]] = {
     "dynamic": by_dynamic,
     "QONNX": by_qonnx,
     "casts": by_casts,
+    "functions": by_functions,
     "FakeQuantize": lambda _: quantize(network(), DATA, recipe="tensorrt-int8").simulation,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -65,6 +66,15 @@ def test_segments_compute_what_the_whole_computes(name: str) -> None:
             # Float segments have constant weights, which onnxruntime may sum in another order.
             np.testing.assert_allclose(runs[0][output], want, rtol=1e-4, atol=1e-5)
             np.testing.assert_array_equal(runs[0][output], runs[1][output])
+
+
+def test_outputs_that_are_constants_have_no_noise() -> None:
+    """No segment computes a constant of the model; a measurement ends as if the output were not there."""
+    body, consts = "y = MatMul (x, w)  k = Constant <value_floats = [1.0, 2.0]> ()", {"w": weights(4, 4)}
+    plain = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", consts)
+    more = build(f"g (float[N,4] x) => (float[N,4] y, float[2] k, float[4,4] w) {{ {body} }}", consts)
+    found = [onnxfq.sensitivity(one, feed_for(plain)) for one in (plain, more)]
+    assert [group.noise for group in found[0].groups] == [group.noise for group in found[1].groups] > [0]
 
 
 @pytest.mark.parametrize("is_rounded", [False, True])
@@ -559,7 +569,8 @@ def test_a_size_of_the_file(tmp_path: Path) -> None:
             {"fallback": "float8e4m3fn, weights"},
             "repair gives layers one format, and fallback names",
         ),
-        ({"max_bytes": -5}, "max_bytes is -5; give the bytes of the file"),
+        ({"max_bytes": -5}, "max_bytes is -5; give a number of at least 1"),
+        ({"min_sqnr": math.nan}, "min_sqnr is nan; give a number of at least 0"),
         ({"max_bytes": 9, "weight_bits": 4.5}, "a promise is min_sqnr, max_drop, weight_bits or max_bytes"),
     ],
 )

@@ -144,6 +144,19 @@ def test_other_outputs_and_shapes_are_refused(text: str, words: str) -> None:
         score_models(REFERENCE, {"other": build(f"g (float[N,3] x) => {text}")}, [{"x": X}])
 
 
+def test_inputs_that_no_node_reads() -> None:
+    """A candidate may lack an input that no node reads, or have one more; what reads another is refused."""
+    text = "g (float[N,3] x{}) => (float[N,3] y) {{ y = Relu ({}) }}"
+    plain, more, other = (
+        build(text.format(*of)) for of in (("", "x"), (", float[N] k", "x"), (", float[N,3] k", "k"))
+    )
+    for models in ((plain, more), (more, plain)):
+        feed = {"x": X, "k": X[:, 0]} if models[0] is more else {"x": X}
+        assert evaluate(*models, [feed]).candidates[0].lowest_db == math.inf
+    with pytest.raises(ModelError, match="candidate reads input 'k', and the other model has x"):
+        evaluate(plain, other, [{"x": X}])
+
+
 def test_sizes_that_follow_from_values() -> None:
     """If values decide the number of rows, unlike feeds are left out with a note, others compared."""
     text = """g (float[N,3] x) => (float[K,3] kept, float[N,3] y) {{
@@ -204,6 +217,7 @@ FORMS = {
     "labels.npz": lambda p: np.savez(p, labels=LABELS, other=X),
     "single.npz": lambda p: np.savez(p, anything=LABELS),
     "labels.txt": lambda p: p.write_text("1\n2\n"),
+    "windows.txt": lambda p: p.write_text("1\r\n2\r\n", "utf-8-sig"),
     "column.npy": lambda p: np.save(p, LABELS.reshape(2, 1)),
     "float.npy": lambda p: np.save(p, LABELS.astype(np.float32)),
 }

@@ -86,6 +86,9 @@ def planted() -> Iterator[tuple[str, Planted]]:
     yield "left of signed", (one_operator(left, weight(MATRIX, None), "2,64,8", dtype=np.int8), "", "low")
     yield "two activations", (one_operator(PRODUCT, {}, *SIDES), "zero-point", "float")
     yield "two signed activations", (one_operator(PRODUCT, {}, *SIDES, dtype=np.int8), "", "low")
+    for op, verdict in (("Conv", "weight-only"), ("ConvTranspose", "weight-only")):
+        computed = one_operator(f"y = {op} (d, e)", {}, "1,8,8,8", "8,8,3,3", dtype=np.int8)
+        yield f"{op} of two activations", (computed, "float-kernel", verdict)
 
 
 PLANTED = dict(planted())

@@ -187,6 +187,19 @@ def test_weights_and_biases(tmp_path: Path):
     assert result.changes["int32 constant, such as a bias, made float"] == 1
 
 
+def test_two_pairs_in_a_row() -> None:
+    """Both limit values: the Clip of one is the input of the Clip of the other, and data may reach either."""
+    text = """g (float[N,16] x) => (float[N,8] y) {
+        q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) r = QuantizeLinear (d, t, u)
+        e = DequantizeLinear (r, t, u) w = DequantizeLinear (i, t, z) y = MatMul (e, w) }"""
+    ends = scalars(np.float32, s=0.03, t=0.01) | scalars(np.int8, z=0) | scalars(np.uint8, u=128)
+    proto = build(text, ends | {"i": np.random.default_rng(0).integers(-99, 99, (16, 8)).astype(np.int8)})
+    for scale in (1.0, 4.0):  # values that the second alone limits, and both
+        feeds = [{"x": feed["x"] * np.float32(scale)} for feed in feeds_of(proto)]
+        result = convert(proto, data=feeds)
+        assert check(result.qdq).passed and cosine(result) > 0.999
+
+
 @TURBO
 def test_removed_activations_come_back(tmp_path: Path):
     """A Relu that onnxruntime removes in front of a pair whose range begins at 0 comes back as a Clip."""

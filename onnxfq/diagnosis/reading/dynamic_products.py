@@ -19,8 +19,10 @@ def write_products(proto: onnx.ModelProto) -> None:
     """Write, in place, each product of dynamic numbers and its scales with floats and a stored weight."""
     index, nodes = GraphIndex.of_model(proto), proto.graph.node
     for node in list(nodes):
-        maker = index.makers.get(node.input[0]) if node.op_type in _PRODUCTS else None
-        chain = {} if maker is None else _chain_behind(index, node)
+        is_stored = node.op_type in _PRODUCTS and node.input[1] in index.constants
+        maker = index.makers.get(node.input[0]) if is_stored else None
+        dynamic = maker is not None and maker.op_type == "DynamicQuantizeLinear"
+        chain = _chain_behind(index, node) if dynamic else {}
         scale = _weight_scale(index, chain, maker) if maker is not None and chain else None
         if scale is None or maker is None:
             continue

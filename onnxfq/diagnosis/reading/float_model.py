@@ -21,7 +21,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import load
 from onnxfq.graph.normalize.fold_batch_norm import FOLDED, fold_batch_norm
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
-from onnxfq.graph.signature import output_names, with_outputs
+from onnxfq.graph.signature import output_names, with_inputs_of, with_outputs
 from onnxfq.runtime.session import Session
 
 ALIKE = 0.8
@@ -76,7 +76,7 @@ class FloatModel:
         if any(node.op_type in QUANTIZED_OPS for node in loaded.proto.graph.node):
             raise ModelError(f"{loaded.source} is quantized; give the float model that the file was made of")
         own = {node.output[0] for node in file.graph.node if node.op_type in FOLDED}
-        proto = fold_batch_norm(loaded, own).proto
+        proto = with_inputs_of(fold_batch_norm(loaded, own).proto, file, loaded.source)
         index = GraphIndex.of_model(proto)
         inner = [name for node in proto.graph.node for name in node.output if name]
         floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.UNDEFINED}

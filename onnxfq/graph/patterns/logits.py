@@ -12,7 +12,7 @@ samples; the SQNR of the logits was right within 5 dB.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -85,11 +85,18 @@ class JudgedTensors:
 
     def with_logits(self, present: Container[str]) -> JudgedTensors:
         """Return this without the logits that are not among `present`."""
-        absent = {name for name in self.logits if name not in present}
+        return self._without({name for name in self.logits if name not in present})
+
+    def with_inner(self, present: Container[str]) -> JudgedTensors:
+        """Return this without the logits and sources that are not among `present`."""
+        return self._without({name for name in (*self.logits, *self.sources) if name not in present})
+
+    def _without(self, absent: Set[str]) -> JudgedTensors:
         return replace(
             self,
             deciding=tuple(name for name in self.deciding if name not in absent),
             logits={name: of for name, of in self.logits.items() if name not in absent},
+            sources={name: of for name, of in self.sources.items() if name not in absent},
         )
 
 

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.follow import readers_behind
-from onnxfq.graph.ops import STANDARD_DOMAINS, is_weighted
+from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, is_weighted
 from onnxfq.graph.queries import is_never_negative, producer_op
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.placement.pass_through_ops import ONE_SCALE
@@ -114,9 +114,14 @@ ALONE = needs_both("OpenVINO", "weight-only")
 
 
 def _explain_float(product: Product) -> str:
-    """Report grouped ConvTranspose, for which OpenVINO has no kernel of 8 bits."""
-    grouped = product.op == "ConvTranspose" and product.groups > 1
-    return "OpenVINO multiplies a ConvTranspose of groups in float" if grouped else ""
+    """Report grouped ConvTranspose and weights that are computed: OpenVINO has no kernels of 8 bits for them.
+
+    A network with such pairs may not even compile where OpenVINO computes in bfloat16.
+    """
+    if product.op == "ConvTranspose" and product.groups > 1:
+        return "OpenVINO multiplies a ConvTranspose of groups in float"
+    computed = product.op in CONVOLUTIONS and product.kernel is None and product.others
+    return f"OpenVINO multiplies a {product.op} of two activations in float" if computed else ""
 
 
 FLOAT = TargetLimit("float-kernel", "float", _explain_float, "; leave it in float")
