@@ -65,7 +65,7 @@ class Recipe(Record):
         embeddings: whether tables of words are stored in the format of weights, in blocks along their rows;
             GenAI's decoders can.
         log_spectra: whether products of a spectrum whose logarithm is taken are quantized to integers of 8
-            bits or less.
+            bits or less; for QNN, whether all its operators are quantized.
         conv_transpose: whether ConvTranspose is quantized for a target that may run it in float nevertheless,
             as TensorRT for RTX does; pairs then only add noise.
         unfused_attention: whether an attention is quantized that the target fuses in a half type only.

@@ -32,9 +32,9 @@ from typing import Literal
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.model import bodies
-from onnxfq.graph.ops import MOVES, REPEATS, SIZES, SPLITS, is_weighted
+from onnxfq.graph.ops import MOVES, REPEATS, SIZES, SPLITS
 from onnxfq.graph.queries import find_fixed, nodes_by_graph
-from onnxfq.placement.target_policy import NodeDecision
+from onnxfq.placement.target_policy import NodeDecision, TargetPolicy
 
 WHY_FLOAT = (
     "a depthwise convolution, which sums over no channels; to quantize it, set depthwise: quantize in the "
@@ -159,6 +159,7 @@ def _known(shape: Sequence[int | str] | None) -> list[int] | None:
 
 
 MOST_BITS = 8
+"""Bits of linear values that are too few for a log spectrum."""
 
 _Kind = Literal["fixed", "linear", "power"]
 """fixed: the same for all data of one shape. linear: linear in an input of the model, up to added constants.
@@ -178,37 +179,39 @@ _WHY = (
 )
 
 
-def leave_out_log_spectra(decisions: list[NodeDecision], graph: gs.Graph) -> list[NodeDecision]:
+def leave_out_log_spectra(
+    decisions: list[NodeDecision], graph: gs.Graph, policy: TargetPolicy
+) -> list[NodeDecision]:
     """Return `decisions`, in float for nodes that make a log spectrum from integers of few bits."""
     found = _makers_of_log_spectra(graph)
-    return [_keep_in_float(decision) if decision.node in found else decision for decision in decisions]
+    # Powers have a pair only where the logarithm has one, and span twice the decades of what is squared.
+    most = 2 * MOST_BITS if "Log" in policy.operators else MOST_BITS
+    return [_keep_in_float(one, most) if one.node in found else one for one in decisions]
 
 
-def _keep_in_float(decision: NodeDecision) -> NodeDecision:
-    """Return `decision`, in float with a reason if its activations are integers of few bits."""
+def _keep_in_float(decision: NodeDecision, most: int) -> NodeDecision:
+    """Return `decision`, in float with a reason if its activations are integers of up to `most` bits."""
     qtypes = [placement.spec.qtype for placement in decision.placements if placement.role == "activation"]
-    bits = min((qtype.bits for qtype in qtypes if not qtype.is_float), default=MOST_BITS + 1)
-    if bits > MOST_BITS:
+    bits = min((qtype.bits for qtype in qtypes if not qtype.is_float), default=most + 1)
+    if bits > most:
         return decision
     return decision.leave_out("log-spectrum", _WHY.format(bits))
 
 
 def _makers_of_log_spectra(graph: gs.Graph) -> set[str]:
-    """Return the names of weighted nodes between a model input and the logarithm of a spectrum."""
-    level = [tensor for node in nodes_by_graph(graph) if node.op == "Log" for tensor in node.inputs]
-    kinds = _kinds(graph) if level else {}
-    found: set[str] = set()
+    """Return the names of the nodes between a model input and the logarithm of a spectrum, and of that."""
+    logs = [node for node in nodes_by_graph(graph) if node.op == "Log"]
+    kinds = _kinds(graph) if logs else {}
+    level = [tensor for node in logs for tensor in node.inputs]
     seen: set[str] = set()
+    found: set[str] = set()
     while level:
         tensor = level.pop()
-        if tensor.name in seen or kinds.get(tensor.name, "fixed") == "fixed":
-            continue
-        seen.add(tensor.name)
-        for maker in tensor.inputs:
-            level += maker.inputs
-            if is_weighted(maker):
-                found.add(maker.name)
-    return found
+        if tensor.name not in seen and kinds.get(tensor.name, "fixed") != "fixed":
+            seen.add(tensor.name)
+            found |= {node.name for node in tensor.inputs}
+            level += [read for node in tensor.inputs for read in node.inputs]
+    return found | {node.name for node in logs if seen.issuperset(one.name for one in node.inputs)}
 
 
 def _kinds(graph: gs.Graph) -> dict[str, _Kind]:

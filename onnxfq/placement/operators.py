@@ -27,7 +27,7 @@ from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.channel_scales import has_one_scale
-from onnxfq.placement.left_out import leave_out_fixed
+from onnxfq.placement.left_out import leave_out_fixed, leave_out_log_spectra
 from onnxfq.placement.node_units import find_chain_nodes, find_written
 from onnxfq.placement.target_policy import NodeDecision, Operands, Slots, TargetPolicy
 from onnxfq.placement.weighted_ops import activation_placement, list_numbers, place_input, refuse
@@ -74,7 +74,10 @@ def decide_operators(
         if placements:
             found[node.name] = _decide(node, known, placements, recipe, policy)
     nodes = nodes_by_graph(graph)
-    return policy.revise(leave_out_fixed(list(found.values()), nodes), nodes, recipe)
+    decisions = leave_out_fixed(list(found.values()), nodes)
+    if recipe.log_spectra == "float":
+        decisions = leave_out_log_spectra(decisions, graph, policy)
+    return policy.revise(decisions, nodes, recipe)
 
 
 def _decide(

@@ -189,7 +189,7 @@ def _as_a_whole(
     nodes = nodes_by_graph(graph)
     decisions = leave_out_fixed(decisions, nodes)
     if recipe.log_spectra == "float":
-        decisions = leave_out_log_spectra(decisions, graph)
+        decisions = leave_out_log_spectra(decisions, graph, policy)
     if recipe.depthwise == "float":
         decisions = leave_out_depthwise(decisions, nodes)
     if recipe.small_shapes != "quantize":

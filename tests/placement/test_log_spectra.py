@@ -45,6 +45,24 @@ def test_the_products_of_a_spectrum_stay_in_float(name: str) -> None:
     assert not in_float(spectrum(), recipe.model_copy(update={"log_spectra": "quantize"}))
 
 
+@pytest.mark.parametrize("recipe", ["qnn-int8", "qnn-a16w8"])
+def test_operators_of_a_spectrum_stay_in_float(recipe: str) -> None:
+    """QNN's recipes have no pair in front of the logarithm, and one behind it."""
+    plan = make_plan(load(spectrum()), load_recipe(recipe))
+    assert {one.tensor for one in plan.placements} == {"l", "w", "y"}
+    left = {s.op_type for s in plan.skipped if s.kind == "node" and "a log spectrum" in s.why}
+    assert left == {"MatMul", "Mul", "Add", "Log"}
+    rng = np.random.default_rng(0)
+    frames = np.sin(np.arange(32)) * 10.0 ** rng.uniform(-4, 0, (64, 1)) + 1e-4 * rng.normal(size=(64, 32))
+    db = {}
+    for words in ("float", "quantize"):
+        chosen = load_recipe(recipe).model_copy(update={"log_spectra": words})
+        quiet = AccuracyTarget(repair=None)
+        made = quantize(spectrum(), {"x": frames.astype(np.float32)}, recipe=chosen, accuracy=quiet)
+        db[words] = made.evaluation.lowest_db
+    assert db["float"] > db["quantize"] + 6
+
+
 @pytest.mark.parametrize(
     ("body", "found"),
     [

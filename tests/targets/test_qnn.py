@@ -34,6 +34,7 @@ from onnxfq.stages.plan import observation_plan
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.qnn import build as qnn_build
 from onnxfq.targets.qnn.operators import EIGHT_BITS, FEW_AXES, MIXING, OPERATORS
+from onnxfq.targets.qnn.policy import IDLE
 from onnxfq.targets.reading.runtime_forms import forms_by_operator
 from onnxfq.targets.target import BuildOptions, prepare_model
 
@@ -98,6 +99,18 @@ def test_moved_data_without_a_range_leave_their_maker_its_pair() -> None:
     assert sorted(one.name for one in part.skipped if one.kind == "node") == ["l", "t"]
     assert {one.tensor for one in part.placements} == {"x", "w", "a", "c", "y"} and not part.bridges
     assert next(one.quantized for one in part.coverage() if one.op_type == "MatMul") == 2
+
+
+@pytest.mark.parametrize(("kept", "moved"), [(("m", "n"), set()), (("n",), {"a", "b"})])
+def test_moves_between_operators_in_float_have_no_pairs(kept: tuple[str, ...], moved: set[str]) -> None:
+    """A pair around a move alone would round numbers that no operator computes with in 8 bits."""
+    text = """g (float[8,8] x) => (float[8,8] y, float[8,8] z) { [m] a = MatMul (x, w) [t] b = Transpose (a)
+        [n] y = MatMul (b, w) [o] z = MatMul (x, v) }"""
+    proto = build(text, {"w": weights(8, 8), "v": weights(8, 8, seed=1)})
+    recipe = onnxfq.load_recipe("qnn-int8").with_overrides([Override(nodes=kept, keep_float=True)])
+    plan = onnxfq.make_plan(onnxfq.load(proto), recipe)
+    assert {one.tensor for one in plan.activations} == {"x", "z"} | moved
+    assert [one.why for one in plan.skipped if one.name == "t"] == [IDLE] * (not moved)
 
 
 def read_pairs(proto: onnx.ModelProto) -> dict[tuple[str, int], Pair]:

@@ -6,7 +6,7 @@ Runtime's documentation of the QNN execution provider.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
@@ -29,6 +29,7 @@ _GRIDS = {"Sigmoid": (0.0, 65535 / 65536), "Tanh": (-1.0, 32767 / 32768)}
 
 
 IN_BODY = "ONNX Runtime gives QNN no node of a body of If, Loop or Scan"
+IDLE = "it moves data between operators in float"
 
 
 def _is_weight(product: Product) -> bool:
@@ -97,13 +98,16 @@ GROUP_AXES = TargetLimit("group-axes", "wrong", _explain_group_axes, "; export o
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
     """Return `decisions` without operators that vanish, with the grids that the HTP computes on.
 
-    A weight that another operator reads too, such as a tied table of words, is in float there.
+    A weight that another operator reads too, such as a tied table of words, is in float there, and so are
+    moves of data between operators in float.
     """
     inside = {inner.name for node in nodes for body in bodies(node) for inner in nodes_by_graph(body)}
     decisions = [
         d.leave_out("target", IN_BODY) if d.node in inside and d.placements else d for d in decisions
     ]
     by_name = {node.name: node for node in nodes}
+    idle = _find_idle_moves(decisions, by_name)
+    decisions = [d.leave_out("target", IDLE) if d.node in idle else d for d in decisions]
     producers = {tensor.name: producer_op(tensor) for node in nodes for tensor in node.outputs}
     written = {p.tensor for d in decisions if d.op_type not in ABSORBED for p in d.placements}
     placing = {decision.node for decision in decisions if decision.placements}
@@ -121,6 +125,18 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         fitting = (_in_eight_bits(_on_grid(p, producers.get(p.tensor, "")), narrow) for p in kept)
         revised.append(replace(d, placements=tuple(_in_one_scale(p, node) for p in fitting)))
     return join_bias_sums(revised, by_name, recipe)
+
+
+def _find_idle_moves(decisions: list[NodeDecision], nodes: Mapping[str, gs.Node]) -> set[str]:
+    """Return the nodes with pairs that only move data, which no operator with pairs makes or reads."""
+    placed = {d.node for d in decisions if d.placements}
+    idle = {name for name in placed if needs_one_scale(nodes[name])}
+    level = placed - idle
+    while level:
+        around = [one for name in level for one in (*nodes[name].inputs, *nodes[name].outputs)]
+        level = {one.name for tensor in around for one in (*tensor.inputs, *tensor.outputs)} & idle
+        idle -= level
+    return idle
 
 
 def _find_second_operands(nodes: Collection[gs.Node]) -> set[str]:
