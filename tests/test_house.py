@@ -176,14 +176,14 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2016,  # one state a repair, float8 and bfloat16 activations; its own toggles fell
     "documents": 1525,  # intervals of metrics; no room fell
     "execution": 1230,  # sessions and runs that stages share, forms built when they are read; no room fell
-    "graph": 5039,  # sites of nodes, which lay in targets; branches that sizes decide; targets fell
-    "interchange": 1234,  # folders of checkpoints by GenAI's builder; no room fell
+    "graph": 5038,  # sites of nodes, which lay in targets; branches that sizes decide; targets fell
+    "interchange": 1243,  # caches that are rings of a window; no room fell
     "judging": 1247,  # candidates are compared one at a time, for memory; no room fell
-    "layers": 931,  # joined samples have a bound in bytes; no room fell
+    "layers": 938,  # units of one format, weights that no sample reaches; no room fell
     "metrics": 426,  # means over rows with their intervals; no room fell
-    "numerics": 1189,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
+    "numerics": 1185,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
     "passes": 1761,  # rotations in constants; no room fell
-    "placement": 1565,  # what constants alone compute, by one rule for all targets; targets fell
+    "placement": 1588,  # routers of experts, by one rule for all targets; no room fell
     "quantized": 1485,  # names of integers, coverage of other tools; no room fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
     "remedies": 1754,  # weights beside wider ones rounded again; no room fell
@@ -191,7 +191,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1881,  # what constants alone compute, by one rule for all targets; targets fell
     "support": 1326,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6355,  # sites of nodes lie in graph; layers and pairs of bodies
+    "targets": 6467,  # experts in QMoE, as products while they are quantized; numerics fell
     "tools": 1762,  # times by the clock of the runtime's worker; graph fell
     "torch": 5926,  # calls with inplace=True write over what the caller holds; numerics rose for its formulas
 }

@@ -218,6 +218,7 @@ def round_weights(
                     models.set_nearest(work.encodings, work.tensors, later := later - refused.keys())
                 else:
                     models.set_weight(work.take(layer, round_weight(work.job(layer, inputs))))
+    refused |= work.unread
     return Rounding(work.model(), work.all_encodings(), tuple(work.layers), refused, work.tensors)
 
 
@@ -285,6 +286,7 @@ class _Work:
         self.encodings = {one.tensor: one for one in encodings.encodings}
         self.tensors: dict[str, onnx.TensorProto] = {}
         self.layers: list[RoundedLayer] = []
+        self.unread: dict[str, str] = {}
 
     def job(self, layer: WeightedLayer, moments: InputMoments) -> RoundingJob:
         """Return what rounding the weight of `layer` takes."""
@@ -306,9 +308,12 @@ class _Work:
         self.encodings[name] = _with_scales(self.encodings[name], made.scales)
         self.tensors[name] = weight_tensor(name, made.values, weight_array(self._model, name))
         before, after = (ratio_db(made.signal, noise) for noise in (made.before, made.after))
-        self.layers.append(RoundedLayer(name, placement.rounding, before, after))
+        if made.signal == 0.0:  # such as an expert that no token reaches
+            self.unread[name] = "its input is 0 in all samples; give samples that reach it"
+        else:
+            self.layers.append(RoundedLayer(name, placement.rounding, before, after))
         if self._progress is not None:
-            self._progress(len(self.layers))
+            self._progress(len(self.tensors))
         return self.tensors[name]
 
     def model(self) -> Model:

@@ -137,7 +137,7 @@ def evaluate(
         progress=counting("evaluate", feeds.runs),
         device=device,
         exact=options.exact,
-        judged=reduce(JudgedTensors.with_logits, map(computed_tensors, candidates.values()), judged),
+        judged=reduce(JudgedTensors.within, map(computed_tensors, candidates.values()), judged),
         openers=openers,
     )
     disagreeing = [f"{name}: {line}" for name, proto in candidates.items() for line in ranges.explain(proto)]
