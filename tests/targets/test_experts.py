@@ -113,6 +113,15 @@ def test_experts_that_differ(caplog: pytest.LogCaptureFixture) -> None:
     assert_close(run(result.qdq), simulate(result))
 
 
+@pytest.mark.parametrize(("most", "bits"), [(6.0, 4), (8.0, 8)])
+def test_experts_get_wider_together(most: float, bits: int) -> None:
+    """All experts get more bits or none does, so that a QMoE holds them."""
+    wider = onnxfq.AccuracyTarget(weight_bits=most, fallback="genai-int8")
+    result = onnxfq.quantize(experts(), samples(8), recipe="genai-int4", accuracy=wider)
+    (node,) = [node for node in result.qdq.graph.node if node.op_type == "QMoE"]
+    assert {a.name: a.i for a in node.attribute}["expert_weight_bits"] == bits
+
+
 def test_other_forms() -> None:
     """A MoE without SwiGLU, which GenAI's builder does not write for CPUs, stays whole."""
     split = prepare_model(load(experts('activation_type = "silu"')), "genai").proto
