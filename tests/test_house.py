@@ -176,14 +176,14 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2018,  # products of whole numbers that no run scales; no room fell
     "documents": 1525,  # intervals of metrics; no room fell
     "execution": 1232,  # outputs that are constants, where segments run; no room fell
-    "graph": 5061,  # inputs that no node reads come and go between models; no room fell
-    "interchange": 1234,  # folders of checkpoints by GenAI's builder; no room fell
+    "graph": 5056,  # inputs that no node reads come and go between models; no room fell
+    "interchange": 1243,  # caches that are rings of a window; no room fell
     "judging": 1253,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
-    "layers": 946,  # two methods round by the moments of one pass; numerics fell
+    "layers": 952,  # two methods round by the moments of one pass; numerics fell
     "metrics": 426,  # means over rows with their intervals; no room fell
     "numerics": 1185,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
     "passes": 1761,  # rotations in constants; no room fell
-    "placement": 1569,  # all operators of a log spectrum where squares have pairs; no room fell
+    "placement": 1592,  # routers of experts, by one rule for all targets; no room fell
     "quantized": 1486,  # quantizers in local functions; no room fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
     "remedies": 1783,  # factors of little expected gain are not measured; numerics fell
@@ -191,7 +191,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1891,  # candidates with other inputs, names and runtimes are compared or named; no room fell
     "support": 1326,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6369,  # moves between operators in float have no pairs on QNN; no room fell
+    "targets": 6481,  # experts in QMoE, as products while they are quantized; numerics fell
     "tools": 1767,  # two pairs in a row, quantizers in local functions; no room fell
     "torch": 5963,  # forwards over their children, writes through views; no room fell
 }

@@ -90,8 +90,8 @@ INTEGER_PRODUCTS = frozenset(
 )
 """Operators that multiply integers."""
 
-BLOCK_PRODUCTS = frozenset({"MatMulBnb4", "MatMulNBits"})
-"""Operators that multiply floats by a weight that is stored in blocks of few bits."""
+BLOCK_PRODUCTS = frozenset({"MatMulBnb4", "MatMulNBits", "QMoE"})
+"""Operators that multiply floats by weights that are stored in blocks of few bits."""
 
 QUANTIZED_OPS = (
     QDQ_OPS

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -31,6 +31,7 @@ from onnxfq.graph.external.sizes import SMALL
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import data_files
 from onnxfq.graph.io.load import read_model
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.patterns.fed_back import naming_states
 from onnxfq.support.files import replace_folder, write_text
 from onnxfq.support.other_words import HUGGING_FACE
@@ -147,11 +148,12 @@ class GenaiFolder:
         """
         if not isinstance(data, (str, Path)) or Path(data).suffix not in SUFFIXES:
             return data
-        specs = input_specs(read_model(self.model, in_memory=SMALL)[0])
+        proto = read_model(self.model, in_memory=SMALL)[0]
+        specs, rings = input_specs(proto), _find_rings(proto)
         windows = islice(TextTokens(self.path).windows(read_texts(Path(data)), self.window), limit)
         tokens = array("q", chain.from_iterable(windows))
         self._note_variety(Path(data), len({*tokens}))
-        return _TextFeeds(tokens, self.window, lambda part: self._feed(specs, part))
+        return _TextFeeds(tokens, self.window, lambda part: self._feed(specs, rings, part))
 
     def _note_variety(self, data: Path, found: int) -> None:
         """Note texts of fewer tokens than a vector of the decoder has numbers.
@@ -167,7 +169,7 @@ class GenaiFolder:
                 "nearest"
             )
 
-    def _feed(self, specs: tuple[InputSpec, ...], tokens: Sequence[int]) -> Feed:
+    def _feed(self, specs: tuple[InputSpec, ...], rings: Mapping[str, int], tokens: Sequence[int]) -> Feed:
         """Return the inputs that read `tokens` from an empty cache."""
         given = self.config.decoder.inputs
         row = np.arange(len(tokens))[None]
@@ -176,9 +178,9 @@ class GenaiFolder:
             given.get("attention_mask", "attention_mask"): np.ones_like(row),
             given.get("position_ids", "position_ids"): row,
         }
-        return {spec.name: self._value(spec, known) for spec in specs}
+        return {spec.name: self._value(spec, known, rings.get(spec.name, 0)) for spec in specs}
 
-    def _value(self, spec: InputSpec, known: dict[str, Any]) -> Any:
+    def _value(self, spec: InputSpec, known: dict[str, Any], places: int) -> Any:
         if spec.name in known:
             return known[spec.name].astype(spec.dtype)
         head = self.config.decoder.head_size
@@ -187,7 +189,7 @@ class GenaiFolder:
                 f"texts give tokens, a mask, positions and empty caches, and no input {spec.name!r}; give "
                 "the inputs as .npz"
             )
-        shape = (1, spec.shape[1] or 1, 0, spec.shape[3] or head)
+        shape = (1, spec.shape[1] or 1, places, spec.shape[3] or head)
         try:
             return np.zeros(shape, spec.dtype)
         except ValueError as fault:
@@ -233,6 +235,17 @@ class _TextFeeds(Sequence[Feed]):
             raise IndexError(place)
         first = place % len(self) * self._length
         return self._make(self._tokens[first : first + self._length])
+
+
+def _find_rings(proto: onnx.ModelProto) -> dict[str, int]:
+    """Return the places of each cache that is a ring: its attention takes none of fewer than its window."""
+    found = [
+        (node, attributes_of(node)) for node in proto.graph.node if node.op_type == "GroupQueryAttention"
+    ]
+    rings = [
+        (node, int(given["local_window_size"])) for node, given in found if given.get("sliding_window_cache")
+    ]
+    return {name: places for node, places in rings for name in node.input[3:5]}
 
 
 _CACHE = ("batch", "heads", "past", "head_size")

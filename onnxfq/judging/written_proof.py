@@ -65,9 +65,9 @@ class Written:
 
     @property
     def common(self) -> JudgedTensors:
-        """The tensors that judge, with the logits that both forms have."""
-        judged = self.judged.with_logits(computed_tensors(self.simulation))
-        return judged.with_logits(computed_tensors(self.proto))
+        """The tensors that judge, with the inner ones that both forms have."""
+        present = computed_tensors(self.simulation) & computed_tensors(self.proto)
+        return self.judged.within(present, ("sources", "logits", "choices"))
 
     def score(
         self,

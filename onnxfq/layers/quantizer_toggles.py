@@ -38,6 +38,7 @@ from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.options import RunOptions
 from onnxfq.support.groups import find_connected
+from onnxfq.targets.target import target_by_name
 
 
 def first_feeds(kept: Sequence[Feed], count: int) -> Sequence[Feed]:
@@ -88,7 +89,8 @@ class QuantizerToggles:
         # A metric reads outputs that depend on the model's own choices, noise those on the float model's.
         self._own = SwitchedSegments(proto, [*judged.deciding, *judged.choices, *self.results])
         given = with_given_choices(proto, judged.choices)
-        self._model = SwitchedSegments(given, judged.deciding) if judged.choices else self._own
+        kept = [*judged.deciding, *judged.states]
+        self._model = SwitchedSegments(given, kept) if judged.choices else self._own
         self._switches = {tensor: number for number, tensor in enumerate(switched_tensors(plan))}
         self._float: dict[int, tuple[Feed, Feed, Feed]] = {}
 
@@ -116,7 +118,7 @@ class QuantizerToggles:
 
     @cached_property
     def groups(self) -> list[LayerGroup]:
-        """Groups of tensors in the order of the plan: tensors that a node reads belong together.
+        """Groups of tensors in the order of the plan: tensors that a node, or a unit, reads belong together.
 
         A Concat or pooling between quantized tensors joins no groups: it follows its neighbours. Caches are
         in no group: runtimes keep all of them in one type.
@@ -137,7 +139,8 @@ class QuantizerToggles:
         first: dict[str, str] = {}
         stored = {placement.tensor for placement in self.plan.placements if placement.stored}
         layers = [tensor for tensor in self._switches if tensor not in stored]
-        links = ((tensor, first.setdefault(node, tensor)) for tensor in layers for node in uses[tensor])
+        unit = target_by_name(self.plan.target).unit
+        links = ((tensor, first.setdefault(unit(node), tensor)) for tensor in layers for node in uses[tensor])
         return [
             LayerGroup(
                 tuple(tensors),

@@ -300,6 +300,7 @@ class _Work:
         self.encodings = {one.tensor: one for one in encodings.encodings}
         self.tensors: dict[str, onnx.TensorProto] = {}
         self.layers: list[RoundedLayer] = []
+        self.unread: dict[str, str] = {}
 
     def job(self, layer: WeightedLayer, moments: InputMoments) -> RoundingJob:
         """Return what rounding the weight of `layer` takes."""
@@ -321,9 +322,12 @@ class _Work:
         self.encodings[name] = _with_scales(self.encodings[name], made.scales)
         self.tensors[name] = weight_tensor(name, made.values, weight_array(self._model, name))
         before, after = (ratio_db(made.signal, noise) for noise in (made.before, made.after))
-        self.layers.append(RoundedLayer(name, placement.rounding, before, after))
+        if made.signal == 0.0:  # such as an expert that no token reaches
+            self.unread[name] = "its input is 0 in all samples; give samples that reach it"
+        else:
+            self.layers.append(RoundedLayer(name, placement.rounding, before, after))
         if self._progress is not None:
-            self._progress(len(self.layers))
+            self._progress(len(self.tensors))
         return self.tensors[name]
 
     def result(self, refused: dict[str, str]) -> Rounding:
@@ -331,7 +335,7 @@ class _Work:
         methods = ", ".join(sorted({one.method for one in self.layers})) + self._origin
         made = _join_encodings(self._model, self._plan, self._given, self.encodings, methods)
         model = _with_rounded(self._model, self._plan, self.tensors)
-        return Rounding(model, made, tuple(self.layers), refused, self.tensors)
+        return Rounding(model, made, tuple(self.layers), refused | self.unread, self.tensors)
 
 
 def _with_rounded(model: Model, plan: Plan, tensors: Mapping[str, onnx.TensorProto]) -> Model:

@@ -142,7 +142,7 @@ def evaluate(
         progress=counting("evaluate", feeds.runs),
         device=device,
         exact=options.exact,
-        judged=judged.with_inner(common),
+        judged=judged.within(common, ("logits", "sources")),
         openers=openers,
     )
     disagreeing = [f"{name}: {line}" for name, proto in candidates.items() for line in ranges.explain(proto)]

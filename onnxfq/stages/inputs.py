@@ -109,7 +109,7 @@ class QuantizeSession:
     def judged(self) -> JudgedTensors:
         """The tensors that judge the model; of logits those that `reference` has too."""
         judge = judge_given if is_quantized(self.model.proto) else judge_outputs
-        judged = judge(self.model.proto).with_logits(computed_tensors(self.reference))
+        judged = judge(self.model.proto).within(computed_tensors(self.reference))
         return with_columns(judged, self.columns or {})
 
     @cached_property

@@ -38,6 +38,7 @@ from onnxfq.placement.left_out import (
 from onnxfq.placement.operators import decide_operators, place_biases
 from onnxfq.placement.pass_through_ops import list_moves, place_bridges
 from onnxfq.placement.residual_adds import RESIDUAL, residual_skip
+from onnxfq.placement.routers import leave_out_routers
 from onnxfq.placement.skip_reasons import float_tensors, kept_operators, opaque_operators
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
@@ -187,7 +188,7 @@ def _as_a_whole(
 ) -> list[NodeDecision]:
     """Return `decisions` after the rules that consider more than one operand."""
     nodes = nodes_by_graph(graph)
-    decisions = leave_out_fixed(decisions, nodes)
+    decisions = leave_out_routers(leave_out_fixed(decisions, nodes), nodes)
     if recipe.log_spectra == "float":
         decisions = leave_out_log_spectra(decisions, graph, policy)
     if recipe.depthwise == "float":

@@ -135,6 +135,7 @@ class Target:
         prepare: returns the float model with the rewrites that the target needs before placement, equal in
             its results; the model itself if it needs none. A tensor keeps its name only with its values.
         form: parts written in other operators than ONNX's.
+        unit: returns the name of what a node is written as a part of; repairs give one format to a unit.
         has_pairs: False if models are written with FakeQuantize nodes in place of Q/DQ pairs.
         domains: operator sets that only this target has, with their descriptions.
         keeps_float32: rule for nodes that would be cast to a half type.
@@ -168,6 +169,7 @@ class Target:
     recipes: tuple[Recipe, ...] = ()
     prepare: Callable[[Model], Model] = lambda model: model
     form: QdqForm = PLAIN
+    unit: Callable[[str], str] = lambda node: node
     has_pairs: bool = True
     domains: Mapping[str, str] = field(default_factory=dict)
     keeps_float32: CastRule = no_rule

@@ -194,7 +194,7 @@ def test_logits_in_front_of_saturation() -> None:
     )
     found = judge_outputs(with_shapes(proto))
     assert found.logits == {"a": "y", "c": "t"} and found.deciding == ("y", "z", "t", "a")
-    kept = found.with_logits({"c"})
+    kept = found.within({"c"})
     assert kept.logits == {"c": "t"} and kept.deciding == ("y", "z", "t")
 
 

@@ -1,13 +1,13 @@
 """Quantizes folders of GenAI's own builder, and generates from them in ONNX Runtime GenAI.
 
-    python tests/slow/check_genai.py [--python PYTHON] [--kinds Llama Qwen2 Phi3]
+    python tests/slow/check_genai.py [--python PYTHON] [--kinds Llama Qwen2 Phi3 Lfm2Moe]
 
 Not a pytest. An environment of its own has torch, transformers and onnxruntime-genai, which brings the CPU's
-onnxruntime. It builds a Llama, a Qwen and a Phi of random weights, and generates. Along the 32 greedy tokens
-of the float model int8 weights must keep 30 dB of the logits. They must keep the first token wherever the two
-best of the float model differ by more than four times the noise. The same holds with a cache in int8. In the
-mean int4 must be better than the builder's own. Its logits must equal the simulation's: to float32 rounding
-where inputs stay in float, and up to steps of int8 where they are rounded. The way from a
+onnxruntime. It builds a Llama, a Qwen, a Phi and a Lfm2 with experts, of random weights, and generates. Along
+the 32 greedy tokens of the float model int8 weights must keep 30 dB of the logits. They must keep the first
+token wherever the two best of the float model differ by more than four times the noise. The same holds with a
+cache in int8. In the mean int4 must be better than the builder's own. Its logits must equal the simulation's:
+to float32 rounding where inputs stay in float, and up to steps of int8 where they are rounded. The way from a
 checkpoint to tokens in docs/llm.md must work as written.
 """
 
@@ -34,7 +34,7 @@ import onnxfq
 from onnxfq.runtime.session import Session
 
 PACKAGES = ("torch==2.13.0", "onnxruntime", "onnxruntime-genai", "transformers", "onnx_ir")
-KINDS = ("Llama", "Qwen2", "Phi3")
+KINDS = ("Llama", "Qwen2", "Phi3", "Lfm2Moe")
 EIGHT_BITS = ("genai-int8", "int8-cache")
 PROMPT, HEAD_SIZE = [1, 40, 50, 60], 32
 
@@ -55,13 +55,22 @@ tokenizer.train_from_iterator(text, trainer)
 names = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>")
 tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 torch.manual_seed(0)
+experts = dict(
+    num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, num_dense_layers=1,
+    layer_types=["full_attention"] * 3,
+)
 config = getattr(transformers, kind + "Config")(
+    **(experts if kind == "Lfm2Moe" else {}),
     vocab_size=len(tokenizer), hidden_size=128, intermediate_size=272, num_hidden_layers=3,
     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
     original_max_position_embeddings=512,
     bos_token_id=1, eos_token_id=2, pad_token_id=2, tie_word_embeddings=False,
 )
-getattr(transformers, kind + "ForCausalLM")(config).save_pretrained(out)
+model = getattr(transformers, kind + "ForCausalLM")(config)
+for name, weight in model.named_parameters():
+    if name.endswith("feed_forward.gate.weight"):
+        torch.nn.init.normal_(weight, std=0.3)  # a router that is sure, as trained ones are
+model.save_pretrained(out)
 tokenizer.save_pretrained(out)
 """
 
@@ -161,7 +170,7 @@ def check(kind: str, root: Path, python: str) -> dict[str, float]:
             str(root / precision),
         ]
         words += ["-p", precision, "-e", "cpu", "-c", str(root / "cache")]
-        run([python, *words, "--extra_options", "int4_block_size=32"])
+        run([python, *words, "--extra_options", "block_size=32"])
     # A network of random weights writes any token, and a token that no text has may exceed the ranges of a
     # cache: texts of letters lack most of them, and left 28.6 dB of a Qwen2 with a cache in int8.
     float_model = onnx.load(root / "fp32" / "model.onnx", load_external_data=False)

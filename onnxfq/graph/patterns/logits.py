@@ -12,8 +12,9 @@ samples; the SQNR of the logits was right within 5 dB.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Set
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import onnx
 from onnx import TensorProto
@@ -83,21 +84,13 @@ class JudgedTensors:
         node, why = next(iter(self.unjudged.items()), ("", ""))
         return f"what depends on the choices of node {node!r} is not judged: {why}" if node else ""
 
-    def with_logits(self, present: Container[str]) -> JudgedTensors:
-        """Return this without the logits that are not among `present`."""
-        return self._without({name for name in self.logits if name not in present})
-
-    def with_inner(self, present: Container[str]) -> JudgedTensors:
-        """Return this without the logits and sources that are not among `present`."""
-        return self._without({name for name in (*self.logits, *self.sources) if name not in present})
-
-    def _without(self, absent: Set[str]) -> JudgedTensors:
-        return replace(
-            self,
-            deciding=tuple(name for name in self.deciding if name not in absent),
-            logits={name: of for name, of in self.logits.items() if name not in absent},
-            sources={name: of for name, of in self.sources.items() if name not in absent},
-        )
+    def within(self, present: Container[str], kinds: Collection[str] = ("logits",)) -> JudgedTensors:
+        """Return this without the inner tensors of these kinds that are not among `present`."""
+        kept: dict[str, Any] = {
+            kind: {n: of for n, of in getattr(self, kind).items() if n in present} for kind in kinds
+        }
+        absent = {name for kind in kinds for name in getattr(self, kind).keys() - kept[kind].keys()}
+        return replace(self, deciding=tuple(n for n in self.deciding if n not in absent), **kept)
 
 
 NOTHING_KNOWN = JudgedTensors()

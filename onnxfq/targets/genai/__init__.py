@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.edit import Editor
+from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.turned_weights import store_turned
 from onnxfq.passes.qdq_form import QdqForm, Writer
 from onnxfq.targets.genai.cache import write_cache
+from onnxfq.targets.genai.experts import find_unit, join_experts, split_experts
 from onnxfq.targets.genai.matmul_nbits import note_rounding, write_weight
 from onnxfq.targets.genai.policy import PAIR_POLICY, POLICY
 from onnxfq.targets.genai.recipes import RECIPES
@@ -28,6 +30,15 @@ def _choose_cache_writer(placement: Placement) -> Writer | None:
     return write_cache if placement.stored and all(use.node for use in placement.uses) else None
 
 
+def _prepare_pairs(model: Model) -> Model:
+    return rotate_outside(store_turned(model))
+
+
+def _edit_products(editor: Editor) -> None:
+    rotate_inside(editor)
+    join_experts(editor)
+
+
 def _edit_turned(editor: Editor) -> None:
     rotate_inside(editor)
     turn_pairs(editor)
@@ -37,8 +48,9 @@ GENAI = Target(
     "genai",
     POLICY,
     recipes=RECIPES,
-    prepare=lambda model: rotate_outside(store_turned(model)),
-    form=QdqForm(_choose_writer, edit=rotate_inside),
+    prepare=lambda model: split_experts(_prepare_pairs(model)),
+    form=QdqForm(_choose_writer, edit=_edit_products),
+    unit=find_unit,
 )
 
 GENAI_QDQ = replace(
@@ -46,6 +58,7 @@ GENAI_QDQ = replace(
     name="genai-qdq",
     policy=PAIR_POLICY,
     recipes=(),
+    prepare=_prepare_pairs,
     form=QdqForm(_choose_cache_writer, edit=rotate_inside),
 )
 """Weights in DequantizeLinear of ONNX, for providers without MatMulNBits."""

@@ -23,15 +23,15 @@ from onnxfq.passes.qdq_form import expand_to_one_axis, quantize_in_chunks
 
 DOMAIN = "com.microsoft"
 
-_LEVEL = "accuracy_level"
-_INT8_INPUT = 4
+LEVEL = "accuracy_level"
+INT8_INPUT = 4
 """Accuracy level whose kernels round the input to int8, with a scale for each block."""
 
 
 def note_rounding(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> None:
     """Let the products that read an input which is rounded at run time do that themselves."""
     for use in placement.uses:
-        editor.node(use.node).attrs[_LEVEL] = _INT8_INPUT
+        editor.node(use.node).attrs[LEVEL] = INT8_INPUT
 
 
 def write_weight(editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding) -> None:
@@ -62,7 +62,7 @@ def write_weight(editor: Editor, placement: Placement, tensor: gs.Constant, enco
         if turned:
             node.op, node.inputs = "MatMulNBits", [node.inputs[0], *inputs]
             sizes |= {"K": values.shape[0], "N": values.shape[1]}
-            node.attrs = {_LEVEL: 0, **node.attrs, **sizes}
+            node.attrs = {LEVEL: 0, **node.attrs, **sizes}
         else:
             node.op, node.inputs = "GatherBlockQuantized", [inputs[0], node.inputs[1], *inputs[1:]]
             node.attrs = {"gather_axis": 0, "quantize_axis": 1, **sizes}

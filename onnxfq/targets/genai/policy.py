@@ -87,7 +87,8 @@ def _choose_tables(
     decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe
 ) -> list[NodeDecision]:
     """Leave out each Gather but the table of words, and this too unless the recipe quantizes it."""
-    words = {node.name for node in nodes if node.op == "Gather" and not node.inputs[1].inputs}
+    tables = (one for one in nodes if one.op == "Gather" and isinstance(one.inputs[0], gs.Constant))
+    words = {table.name for table in tables if not table.inputs[1].inputs}
     if recipe.embeddings == "float":
         words = set()
     return [one for one in decisions if one.op_type != "Gather" or one.node in words]
