@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from builders import build, constants, feed_for, plain_quantize, stage, transposed_weight, weights
 from one_operator import dequantized, one_operator, weight
@@ -437,7 +438,22 @@ PLANTED = {
     "relu in the range": (one_operator(RELU.replace("{zero}", "zo"), WEIGHT), "node-unit"),
     "no output": (one_operator(CONV.replace("t =", "y ="), WEIGHT), "node-unit"),
     "no input": (one_operator(CONV.replace("(d,", "(x,") + "{behind}", WEIGHT), "node-unit"),
-    "float bias": (one_operator(*BIASED), "node-unit"),
+    "float bias": (one_operator(*BIASED), ""),
+    "float bias of a norm": (
+        one_operator(
+            "w = DequantizeLinear (w_q, ws, wz) t = LayerNormalization (d, w, b) {behind}",
+            weight((8,), None, dtype=np.uint8, zero=0) | {"b": weights(8)},
+        ),
+        "node-unit",
+    ),
+    "turned weight": (
+        one_operator(
+            "w0 = DequantizeLinear (w_q, ws, wz) w = Transpose (w0) t = MatMul (d, w) {behind}",
+            weight((8, 8), None),
+            "1,8,8,8",
+        ),
+        "",
+    ),
     "signed": (one_operator(CONV + "{behind}", WEIGHT, dtype=np.int8), "activation-format"),
     "unsigned weight": (
         one_operator(CONV + "{behind}", weight((8, 8, 3, 3), dtype=np.uint8, zero=128)),
@@ -474,6 +490,20 @@ PLANTED = {
         "zero-point",
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["float bias", "turned weight", "float bias of a norm"])
+def test_onnxruntime_makes_biases_of_products_whole_numbers(name: str, tmp_path: Path) -> None:
+    """Its optimized model has no float beside the pairs of a product; a norm keeps its float bias."""
+    proto, rule = PLANTED[name]
+    settings = onnxruntime.SessionOptions()
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    settings.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(proto.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    graph = onnx.load(tmp_path / "optimized.onnx").graph
+    makers = {output: node.op_type for node in graph.node for output in node.output}
+    (node,) = (node for node in graph.node if node.op_type in {"Conv", "MatMul", "LayerNormalization"})
+    assert [makers.get(one) == "DequantizeLinear" for one in node.input].count(False) == bool(rule)
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -14,6 +14,7 @@ from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.graph.ops import (
+    CONVOLUTIONS,
     FAKE_QUANTIZE_OPS,
     QDQ_OPS,
     SIZED_BY_VALUES,
@@ -41,6 +42,7 @@ _UNPAIRED = QDQ_OPS | {"Cast"}
 UNITS: Units = {op: (0,) for op in OPERATORS if op not in WEIGHTED_INPUTS}
 """Operators without a product that the HTP runs between pairs, and the slot of their data."""
 
+_BIASED = CONVOLUTIONS | {"Gemm"}
 # Inputs that are parameters: their floats have no pairs in the models of ONNX Runtime's quantizer.
 _PLAIN = {"BatchNormalization": (3, 4), "Clip": (1, 2), "Resize": (1, 2), "Upsample": (1,)}
 
@@ -165,10 +167,19 @@ def _is_float(site: NodeSite, name: str) -> bool:
 
 
 def _read_in_float(site: NodeSite) -> Iterator[str]:
+    """Yield the float inputs without a pair that need one.
+
+    ONNX Runtime turns a weight itself, and gives a constant bias of a product the int32 of its scales
+    (`WeightBiasQuantization`).
+    """
     for slot, name in enumerate(site.node.input):
-        maker = site.index.maker(name)
-        paired = maker is not None and maker.op == "DequantizeLinear"
-        if name and slot not in _PLAIN.get(site.op, ()) and _is_float(site, name) and not paired:
+        if not name or slot in _PLAIN.get(site.op, ()) or not _is_float(site, name):
+            continue
+        is_constant, maker = site.index.is_constant(name), site.index.maker(name)
+        if is_constant and maker is not None and maker.op == "Transpose":
+            maker = site.index.maker(maker.input(0))
+        is_bias = is_constant and slot == 2 and site.op in _BIASED
+        if not is_bias and (maker is None or maker.op != "DequantizeLinear"):
             yield name
 
 
