@@ -189,7 +189,7 @@ def test_the_default_finds_what_factors_cost(text: str) -> None:
 
 
 def test_factors_of_little_expected_gain_are_not_measured() -> None:
-    """Of two groups one gains 0.9 dB, and the other has most of the noise. Who asks has it."""
+    """The group that would gain makes little of the noise. A recipe that asks for factors has them measured."""
     proto = network(PRE_NORM)
     trial = onnxfq.quantize(proto, feeds(proto), recipe="tensorrt-int8").trial("equalize")
     assert trial.why == UNLIKELY and not trial.evidence.trials

@@ -431,7 +431,7 @@ def test_runs_of_many_samples_round_as_runs_of_one(activations, monkeypatch):
 
 
 def test_a_second_method_rounds_by_the_same_inputs():
-    """It has the bits of a run of its own; a weight that two nodes read has other inputs there."""
+    """The second result equals a run of its own, but a weight of two nodes has no second result."""
     model = load(network())
     plans = {
         method: make_plan(model, W4A8.override(weights={"rounding": method})) for method in ("qronos", "gptq")

@@ -494,7 +494,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", ["float bias", "turned weight", "float bias of a norm"])
 def test_onnxruntime_makes_biases_of_products_whole_numbers(name: str, tmp_path: Path) -> None:
-    """Its optimized model has no float beside the pairs of a product; a norm keeps its float bias."""
+    """In its optimized model all inputs of a product have pairs. A norm keeps its float bias."""
     proto, rule = PLANTED[name]
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
