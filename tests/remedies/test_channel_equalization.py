@@ -189,7 +189,7 @@ def test_the_default_finds_what_factors_cost(text: str) -> None:
 
 
 def test_factors_of_little_expected_gain_are_not_measured() -> None:
-    """The group that would gain makes little of the noise. A recipe that asks for factors has them measured."""
+    """The group that would gain makes little of the noise. A recipe that asks has them measured."""
     proto = network(PRE_NORM)
     trial = onnxfq.quantize(proto, feeds(proto), recipe="tensorrt-int8").trial("equalize")
     assert trial.why == UNLIKELY and not trial.evidence.trials
