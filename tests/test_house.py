@@ -186,7 +186,7 @@ ROOM_LINES: dict[str, int] = {
     "placement": 1592,  # routers of experts, by one rule for all targets; no room fell
     "quantized": 1486,  # quantizers in local functions; no room fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
-    "remedies": 1783,  # factors of little expected gain are not measured; numerics fell
+    "remedies": 1784,  # factors of little expected gain are not measured; numerics fell
     "report": 1231,  # the metric of the task among the tiles; no room fell
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1891,  # candidates with other inputs, names and runtimes are compared or named; no room fell

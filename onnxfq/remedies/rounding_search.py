@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from onnxfq.calibration.weights import METHODS
@@ -11,7 +12,7 @@ from onnxfq.documents.rounding import AUTO
 from onnxfq.documents.scores import Evaluation
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Bounded, Judge, Proposal, Refusal, Remedy, explain_limit
-from onnxfq.layers.round_weights import round_given
+from onnxfq.layers.round_weights import Rounding, round_given
 from onnxfq.numerics.metrics import ratio_db
 
 ROUNDINGS = ("gptq", "qronos")
@@ -55,16 +56,17 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the rounding of the best outputs; samples that judge give no moments."""
     methods, runs = _choose_methods(candidate, judge)
     made: list[Candidate] = []
+    beside: Rounding | None = None
     for method in reversed(methods):
         nearest = candidate.with_recipe(_in_place_of_auto(candidate.recipe, method), keep_rounding=False)
         key = id(candidate.session), method
-        beside = made[0].rounding.beside if made and made[0].rounding is not None else None
         if key in judge.rounded:  # activations of other ranges change nothing
             one = nearest.rounded_as(judge.rounded[key])
         elif beside is not None:
             one = nearest.rounded(beside)
         else:
-            one, runs = _round(nearest, judge, runs, methods[0] if method != methods[0] else ""), 0.0
+            found = _round(nearest, judge, runs, methods[0] if method != methods[0] else "")
+            one, beside, runs = nearest.rounded(replace(found, beside=None)), found.beside, 0.0
         if not is_in_turn(one):
             judge.rounded[key] = one
         made.insert(0, one)
@@ -83,11 +85,11 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     return proposals.pop(best)._replace(others=tuple(proposals))
 
 
-def _round(nearest: Candidate, judge: Judge, runs: float, beside: str = "") -> Candidate:
-    """Return the candidate with its weights rounded as its recipe says, by samples that do not prove."""
+def _round(nearest: Candidate, judge: Judge, runs: float, beside: str = "") -> Rounding:
+    """Return the weights of a candidate, rounded as its recipe says, by samples that do not prove."""
     judge.budget.spend(runs)
     given = nearest.session, nearest.plan, nearest.encodings, judge.options
-    return nearest.rounded(round_given(*given, ray=judge.options.ray, held_out=judge.proving, beside=beside))
+    return round_given(*given, ray=judge.options.ray, held_out=judge.proving, beside=beside)
 
 
 def is_in_turn(candidate: Candidate) -> bool:
@@ -110,7 +112,7 @@ def round_again(candidate: Candidate, judge: Judge) -> Candidate:
     """Return what became of `unround` with its weights rounded again."""
     if not is_in_turn(candidate):
         return candidate
-    return _round(candidate, judge, judge.work.round_in_turn(candidate))
+    return candidate.rounded(_round(candidate, judge, judge.work.round_in_turn(candidate)))
 
 
 def estimate(candidate: Candidate, judge: Judge) -> Bounded:
