@@ -173,10 +173,10 @@ ROOM_LINES: dict[str, int] = {
     "checkpoints": 1347,  # bits and groups that no layer has are refused; no room fell
     "cli": 1920,  # an option for rotations; no room fell
     "data": 1746,  # a name for drawn inputs; targets fell
-    "diagnosis": 2018,  # products of whole numbers that no run scales; no room fell
+    "diagnosis": 2017,  # products of whole numbers that no run scales; no room fell
     "documents": 1525,  # intervals of metrics; no room fell
     "execution": 1232,  # outputs that are constants, where segments run; no room fell
-    "graph": 5056,  # inputs that no node reads come and go between models; no room fell
+    "graph": 5057,  # inputs that no node reads come and go between models; no room fell
     "interchange": 1243,  # caches that are rings of a window; no room fell
     "judging": 1253,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
     "layers": 952,  # two methods round by the moments of one pass; numerics fell
@@ -186,12 +186,12 @@ ROOM_LINES: dict[str, int] = {
     "placement": 1592,  # routers of experts, by one rule for all targets; no room fell
     "quantized": 1486,  # quantizers in local functions; no room fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
-    "remedies": 1784,  # factors of little expected gain are not measured; numerics fell
+    "remedies": 1783,  # factors of little expected gain are not measured; numerics fell
     "report": 1231,  # the metric of the task among the tiles; no room fell
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1891,  # candidates with other inputs, names and runtimes are compared or named; no room fell
-    "support": 1326,  # native libraries in workers, bounded in memory and time; data fell
-    "targets": 6486,  # experts in QMoE, as products while they are quantized; numerics fell
+    "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
+    "targets": 6484,  # experts in QMoE, as products while they are quantized; numerics fell
     "tools": 1767,  # two pairs in a row, quantizers in local functions; no room fell
     "torch": 5963,  # forwards over their children, writes through views; no room fell
 }

@@ -18,7 +18,7 @@ from onnxfq.errors import DataError
 from onnxfq.metrics import Metric, find_named
 from onnxfq.metrics.classes import count_right, predict_classes, refuse_label_count
 from onnxfq.support.arrays import UNREADABLE, load_npy
-from onnxfq.support.reading import read_bytes
+from onnxfq.support.reading import read_text
 from onnxfq.support.records import join_lines
 
 Labels = str | Path | ArrayLike
@@ -161,7 +161,7 @@ def _read(path: Path) -> NDArray[Any]:
 
 def _read_text(path: Path) -> NDArray[Any]:
     """Return the numbers of a text file, or its lines if it begins with a word; # begins a comment."""
-    lines = read_bytes(path).decode("utf-8-sig").splitlines()
+    lines = read_text(path).splitlines()
     texts = [text for line in lines if (text := line.partition("#")[0].strip())]
     try:
         float(texts[0].split()[0])

@@ -18,6 +18,9 @@ WEIGHTED_INPUTS: dict[str, tuple[int, ...]] = {
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
+BIASED_PRODUCTS = CONVOLUTIONS | {"Gemm"}
+"""Products that add their third input, a bias."""
+
 RANDOM_OPS = frozenset(
     "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )

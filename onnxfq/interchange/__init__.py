@@ -17,7 +17,7 @@ from onnxfq.interchange.aimet.write import write_0_6_1, write_1_0_0, write_2_0_0
 from onnxfq.interchange.external import ExternalEncodings, WrittenEncodings
 from onnxfq.interchange.onnxruntime import is_overrides, is_ranges, read_overrides, read_ranges
 from onnxfq.interchange.tensorrt_cache import read_cache, write_cache
-from onnxfq.support.reading import read_bytes
+from onnxfq.support.reading import read_text
 from onnxfq.support.records import join_lines, read_json
 
 ExternalEncodingsFile = str | Path | Mapping[str, object]
@@ -76,7 +76,7 @@ def read_given(file: ExternalEncodingsFile) -> ExternalEncodings:
         return _read(file, "the given dictionary")
     source = str(file)
     try:
-        text = read_bytes(file).decode("utf-8-sig")
+        text = read_text(file)
     except FileNotFoundError:
         raise PlanError(f"no such file: {source}; check the path") from None
     except UnicodeDecodeError:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import DataError
 from onnxfq.support.arrays import read_npy
-from onnxfq.support.reading import read_bytes
+from onnxfq.support.reading import read_text
 from onnxfq.support.records import read_json
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -53,7 +53,7 @@ def read_results(path: Path) -> list[dict[str, NDArray[Any]]]:
     Raises DataError for any other file.
     """
     try:
-        _, iterations = read_json(read_bytes(path, _MOST).decode("utf-8-sig"))["lst"][0]
+        _, iterations = read_json(read_text(path, _MOST))["lst"][0]
         return [{name: _read(held["values"]) for name, held in run["outputs"].items()} for run in iterations]
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}; give the file of --save-outputs") from None

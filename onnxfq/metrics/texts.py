@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import DataError
 from onnxfq.metrics.metric import Arrays, Mean, Metric, pair_rows
-from onnxfq.support.reading import read_bytes
+from onnxfq.support.reading import read_text
 
 _SCORES = "an output of class scores [rows, time, classes]"
 
 
 def read_lines(path: Path) -> NDArray[Any]:
     """Return the lines of a file as texts, empty ones too. Raises UnicodeDecodeError for other than UTF-8."""
-    return np.asarray(read_bytes(path).decode("utf-8-sig").removesuffix("\n").split("\n"), object)
+    return np.asarray(read_text(path).removesuffix("\n").split("\n"), object)
 
 
 def make_error_rate(alphabet: Sequence[str], split: Callable[[str], Sequence[str]]) -> Metric:

@@ -14,7 +14,7 @@ from onnxfq.documents.rounding import NEAREST
 from onnxfq.documents.schemes import ActivationScheme
 from onnxfq.graph.constants import constant_array
 from onnxfq.graph.names import Use
-from onnxfq.graph.ops import STANDARD_DOMAINS, channel_axis
+from onnxfq.graph.ops import BIASED_PRODUCTS, STANDARD_DOMAINS, channel_axis
 from onnxfq.graph.patterns.whole_numbers import WholeNumbers
 from onnxfq.graph.queries import (
     float_type,
@@ -167,7 +167,7 @@ def uses_of(tensor: gs.Tensor, outputs: Collection[gs.Tensor] = ()) -> Iterator[
 
 
 _NORMS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
-BIASED = ("Conv", "ConvTranspose", "Gemm", *_NORMS)
+BIASED = (*BIASED_PRODUCTS, *_NORMS)
 """Operators that add a bias to products, or to numbers times a gain."""
 
 BIAS_SLOT = 2

@@ -84,11 +84,8 @@ class Equalized:
     @property
     def expected_db(self) -> float:
         """Expected gain in dB of the products of all groups together; the worst ones decide it."""
-        before, after = (
-            math.fsum(10.0 ** (-db / 10.0) for db in ends)
-            for ends in zip(*((one.before_db, one.after_db) for one in self.groups), strict=True)
-        )
-        return ratio_db(before, after)
+        before = math.fsum(10.0 ** (-one.before_db / 10.0) for one in self.groups)
+        return ratio_db(before, math.fsum(10.0 ** (-one.after_db / 10.0) for one in self.groups))
 
     @cached_property
     def model(self) -> Model:

@@ -210,11 +210,12 @@ class _Search:
         assert self.judge is not None
         equalized = self.equalize(methods, self.feeds)
         asked = [group for group in equalized.groups if not group.why]
-        plain = equalized.without({group.tensor: USELESS for group in asked})
-        if not asked or not self.session.judged.deciding:
+        is_judged = bool(asked and self.session.judged.deciding)
+        is_free = is_judged and not is_asked(self.judge.start.recipe)
+        why = UNLIKELY if is_free and equalized.expected_db < LEAST_GAIN_DB else USELESS
+        plain = equalized.without({group.tensor: why for group in asked})
+        if not is_judged or why == UNLIKELY:
             return plain, []
-        if equalized.expected_db < LEAST_GAIN_DB and not is_asked(self.judge.start.recipe):
-            return equalized.without({group.tensor: UNLIKELY for group in asked}), []
         trials = [FactorTrial(methods=(), sqnr_db=known_db)]
         reached = self._measure(equalized, trials)
         if reached < known_db + LEAST_GAIN_DB and not self._explain_refusal():

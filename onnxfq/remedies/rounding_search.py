@@ -65,7 +65,8 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         elif beside is not None:
             one = nearest.rounded(beside)
         else:
-            found = _round(nearest, judge, runs, methods[0] if method != methods[0] else "")
+            is_wanted = method != methods[0] and (id(candidate.session), methods[0]) not in judge.rounded
+            found = _round(nearest, judge, runs, methods[0] if is_wanted else "")
             one, beside, runs = nearest.rounded(replace(found, beside=None)), found.beside, 0.0
         if not is_in_turn(one):
             judge.rounded[key] = one

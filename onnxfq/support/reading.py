@@ -46,6 +46,14 @@ def read_bytes(path: str | Path, most: int = MOST_TEXT) -> bytes:
         return stream.read()
 
 
+def read_text(path: str | Path, most: int = MOST_TEXT) -> str:
+    """Return a UTF-8 text without the byte order mark that it may begin with.
+
+    Raises OSError as `read_bytes`, and UnicodeDecodeError.
+    """
+    return read_bytes(path, most).decode("utf-8-sig")
+
+
 def is_inside(path: str | Path, folder: str | Path) -> bool:
     """Tell whether `path`, its links followed, lies in `folder`, or in the cache that `folder` is part of.
 

@@ -18,7 +18,7 @@ from typing_extensions import dataclass_transform
 from onnxfq.errors import OnnxfqError, nearest
 from onnxfq.errors import join_lines as join_lines
 from onnxfq.support.files import write_text
-from onnxfq.support.reading import MOST_TEXT, read_bytes
+from onnxfq.support.reading import MOST_TEXT, read_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -198,7 +198,7 @@ def read_content(path: str | Path, error: type[OnnxfqError]) -> Any:
     """Return the content of a JSON or YAML file; any fault is raised as one line of class `error`."""
     path = Path(path)
     try:
-        text = read_bytes(path, MOST_TEXT if path.suffix == ".json" else MOST_YAML).decode("utf-8-sig")
+        text = read_text(path, MOST_TEXT if path.suffix == ".json" else MOST_YAML)
     except FileNotFoundError:
         raise error(f"no such file: {path}; check the path") from None
     except OSError as fault:

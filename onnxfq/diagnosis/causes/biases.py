@@ -18,8 +18,7 @@ from onnxfq.diagnosis.reading.quantizers import PREFIX
 from onnxfq.diagnosis.reading.relu_limits import find_layer
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_fields import input_name
-
-_BIASED = ("Conv", "ConvTranspose", "Gemm")
+from onnxfq.graph.ops import BIASED_PRODUCTS
 
 FULL = 2**31 - 1
 """The largest number of int32, where a bias saturates."""
@@ -33,7 +32,7 @@ def find_biases(candidate: FileCandidate) -> Iterator[Suspicion]:
     stored = {one.constant: one.grid.steps for one in candidate.form.constants if one.is_bias}
     index = candidate.form_index
     dynamic = [n.name for n in candidate.index.nodes if n.op_type == "ConvInteger"]
-    biased = [node for node in index.nodes if node.op_type in _BIASED and node.name not in dynamic]
+    biased = [node for node in index.nodes if node.op_type in BIASED_PRODUCTS and node.name not in dynamic]
     values = {node.name: bias for node in biased if (bias := _read_bias(index, node)) is not None}
     layers = [node for node in biased if node.name in values]
     norms = [node for node in index.nodes if node.op_type == "BatchNormalization"]

@@ -15,6 +15,7 @@ from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConst
 from onnxfq.diagnosis.reading.stored_weight import WeightNumbers, round_weight
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.node_fields import input_name
+from onnxfq.graph.ops import BIASED_PRODUCTS
 
 _INTEGER_BIASES = {"QGemm": 6, "QLinearConv": 8}
 # Op type -> the slot of its int32 bias, in units of the product of both scales.
@@ -111,7 +112,7 @@ class FileEditor(GraphEditor):
         """Return the names of the scales of data and weight of a layer with a bias, as far as it has them."""
         if node.op_type in _INTEGER_BIASES:
             return [node.input[1], node.input[4]]
-        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or not input_name(node, 2):
+        if node.op_type not in BIASED_PRODUCTS or not input_name(node, 2):
             return []
         pairs = [self.maker(node.input[slot]) for slot in (0, 1)]
         return [pair.input[1] for pair in pairs if pair is not None and pair.op_type == "DequantizeLinear"]

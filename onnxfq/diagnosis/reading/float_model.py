@@ -20,7 +20,7 @@ from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import load
 from onnxfq.graph.normalize.fold_batch_norm import FOLDED, fold_batch_norm
-from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import BIASED_PRODUCTS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names, with_inputs_of, with_outputs
 from onnxfq.runtime.session import Session
 
@@ -162,7 +162,7 @@ class FloatModel:
                     self.layers[node.name] = MatchedLayer(best[2].name, best[3], self._bias(best[2]))
 
     def _bias(self, node: onnx.NodeProto) -> NDArray[np.float32] | None:
-        has_bias = node.op_type in ("Conv", "ConvTranspose", "Gemm") and len(node.input) > 2
+        has_bias = node.op_type in BIASED_PRODUCTS and len(node.input) > 2
         tensor = self.index.constants.get(node.input[2]) if has_bias else None
         return None if tensor is None else np.asarray(tensor_array(tensor), np.float32)
 

@@ -21,13 +21,12 @@ from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, replace_nodes
 from onnxfq.graph.node_fields import attributes_of
-from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.ops import BIASED_PRODUCTS, STANDARD_DOMAINS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, make_finding
 
 log = logging.getLogger(__name__)
 
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 _BETWEEN = frozenset({"Relu", "Clip"})
 _READ, _ROUND = "DequantizeLinear", "QuantizeLinear"
 
@@ -35,7 +34,7 @@ _READ, _ROUND = "DequantizeLinear", "QuantizeLinear"
 def find_rounded_products(index: GraphIndex) -> Iterator[onnx.NodeProto]:
     """Yield the products with weight and bias in float that ONNX Runtime rounds."""
     for node in index.nodes:
-        if node.op_type in _PRODUCTS and node.domain in STANDARD_DOMAINS:
+        if node.op_type in BIASED_PRODUCTS and node.domain in STANDARD_DOMAINS:
             constants = [index.constants.get(name) for name in node.input[1:] if name]
             is_float = all(one is not None and one.data_type == TensorProto.FLOAT for one in constants)
             if is_float and _reads_one_scale(node, index) and _is_rounded(node, index):

@@ -14,7 +14,7 @@ from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.graph.ops import (
-    CONVOLUTIONS,
+    BIASED_PRODUCTS,
     FAKE_QUANTIZE_OPS,
     QDQ_OPS,
     SIZED_BY_VALUES,
@@ -42,7 +42,6 @@ _UNPAIRED = QDQ_OPS | {"Cast"}
 UNITS: Units = {op: (0,) for op in OPERATORS if op not in WEIGHTED_INPUTS}
 """Operators without a product that the HTP runs between pairs, and the slot of their data."""
 
-_BIASED = CONVOLUTIONS | {"Gemm"}
 # Inputs that are parameters: their floats have no pairs in the models of ONNX Runtime's quantizer.
 _PLAIN = {"BatchNormalization": (3, 4), "Clip": (1, 2), "Resize": (1, 2), "Upsample": (1,)}
 
@@ -178,7 +177,7 @@ def _read_in_float(site: NodeSite) -> Iterator[str]:
         is_constant, maker = site.index.is_constant(name), site.index.maker(name)
         if is_constant and maker is not None and maker.op == "Transpose":
             maker = site.index.maker(maker.input(0))
-        is_bias = is_constant and slot == 2 and site.op in _BIASED
+        is_bias = is_constant and slot == 2 and site.op in BIASED_PRODUCTS
         if not is_bias and (maker is None or maker.op != "DequantizeLinear"):
             yield name
 
