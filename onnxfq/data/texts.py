@@ -64,7 +64,8 @@ def _read_pieces(path: Path) -> Iterator[str]:
             piece = decoder.getstate()[0] + piece + stream.readline(PIECE)
             decoder.reset()
             try:
-                yield decoder.decode(piece, final=not stream.peek(1))  # type: ignore[attr-defined]
+                text = decoder.decode(piece, final=not stream.peek(1))  # type: ignore[attr-defined]
+                yield text if begin else text.removeprefix("\ufeff")
             except UnicodeDecodeError as fault:
                 where = begin + fault.start
                 raise DataError(f"{path} is not UTF-8 text at byte {where}; convert it") from None
@@ -86,7 +87,7 @@ def _read_lines(path: Path) -> Iterator[str]:
 
 def _read_line(path: Path, number: int, line: bytes) -> str:
     try:
-        value: Any = read_json(line.decode("utf-8"))
+        value: Any = read_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except (ValueError, RecursionError) as fault:
         raise DataError(
             f"{path}: line {number} is not JSON ({join_lines(fault):.80}); write a string or an object a line"

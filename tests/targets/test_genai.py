@@ -501,6 +501,14 @@ def test_pieces_of_a_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         list(read_texts(tmp_path / "t.txt"))
 
 
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl"])
+def test_a_byte_order_mark_is_no_text(name: str, tmp_path: Path) -> None:
+    """Editors may begin a file with one; inside of a text it stays."""
+    text = '"one"' if name.endswith("l") else "one \ufeff two"
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert list(read_texts(tmp_path / name)) == [text.strip('"')]
+
+
 def test_lines_end_with_a_line_feed_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """JSON allows U+2028 and U+0085 in strings; empty lines are counted."""
     texts = ["a\u2028b", "c\x85d\x1ce"]
