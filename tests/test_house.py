@@ -172,7 +172,7 @@ ROOM_LINES: dict[str, int] = {
     "calibration": 2401,  # moments of the float model alone; numerics fell
     "checkpoints": 1347,  # bits and groups that no layer has are refused; no room fell
     "cli": 1920,  # an option for rotations; no room fell
-    "data": 1747,  # a byte order mark before texts; diagnosis fell
+    "data": 1749,  # a byte order mark before texts; diagnosis fell
     "diagnosis": 2017,  # products of whole numbers that no run scales; no room fell
     "documents": 1525,  # intervals of metrics; no room fell
     "execution": 1232,  # outputs that are constants, where segments run; no room fell

@@ -191,11 +191,11 @@ def list_files(folder: Path) -> tuple[str, list[Path], str]:
     of one kind. Raises DataError for a folder without data, or with several kinds.
     """
     kinds = {".npz": (".npz",), ".npy": (".npy",), "image": SUFFIXES}
-    paths_of: dict[str, list[Path]] = {}
-    everything = _list_visible(folder.rglob("*"), folder)
+    paths_of: dict[str, list[str]] = {}
+    everything, links = _list_visible(folder)
     # Class folders of an image set are searched; their files are not mixed with files next to them.
-    for visible in ([file for file in everything if file.parent == folder], everything):
-        paths_of = {kind: [f for f in visible if f.suffix.lower() in ends] for kind, ends in kinds.items()}
+    for visible in ([name for name in everything if os.sep not in name], everything):
+        paths_of = {kind: [n for n in visible if _suffix(n).lower() in ends] for kind, ends in kinds.items()}
         paths_of = {kind: paths for kind, paths in paths_of.items() if paths}
         if paths_of:
             break
@@ -207,34 +207,43 @@ def list_files(folder: Path) -> tuple[str, list[Path], str]:
     if len(paths_of) > 1:
         listed = " and ".join(f"{len(paths)} {kind}" for kind, paths in paths_of.items())
         raise DataError(f"folder {folder} holds {listed} files; give a folder with one kind of data")
-    kind, paths = next(iter(paths_of.items()))
-    left = sorted(file for file in {*everything} - {*paths} if file.is_file())
-    read = _count_kinds(paths, folder)
-    if not left and len({path.suffix for path in paths}) == 1:
+    kind, names = next(iter(paths_of.items()))
+    paths = [folder / name for name in sorted(names, key=lambda name: name.split(os.sep))]
+    left = [name for name in {*everything} - {*names} if os.path.isfile(folder / name)]
+    if not left and not links and len({_suffix(name) for name in names}) == 1:
         return kind, paths, ""
-    return kind, paths, f"of {folder} are read: {read}; left out: {_count_kinds(left, folder) or 'nothing'}"
+    counts = ", ".join(filter(None, [_count_kinds(left), f"{links} links to folders" if links else ""]))
+    return kind, paths, f"of {folder} are read: {_count_kinds(names)}; left out: {counts or 'nothing'}"
 
 
-def _count_kinds(files: Sequence[Path], folder: Path) -> str:
-    """Return the numbers of files of each ending, those in folders of `folder` apart."""
-    kinds = Counter(f"{'' if file.parent == folder else '*/'}*{file.suffix}" for file in files)
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1]
+
+
+def _count_kinds(names: Iterable[str]) -> str:
+    """Return the numbers of files of each ending, those in folders of the folder apart."""
+    kinds = Counter(sorted(f"{'*/' if os.sep in name else ''}*{_suffix(name)}" for name in names))
     return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
 
 
-def _list_visible(files: Iterable[Path], folder: Path) -> list[Path]:
-    """Return the files that no part of a name hides. Raises DataError if the folder changes meanwhile."""
-    try:
-        return sorted(
-            file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts)
-        )
-    except FileNotFoundError as error:
-        raise DataError(
-            f"folder {folder} changes while it is read: {error.filename} is gone; give a folder of data alone"
-        ) from None
-    except OSError as error:
+def _list_visible(folder: Path) -> tuple[list[str], int]:
+    """Return the names from `folder` on of files that no part of a name hides, and the links to folders.
+
+    Links are counted and not followed. Raises DataError for what cannot be read, or changes meanwhile.
+    """
+
+    def refuse(error: OSError) -> None:
         raise DataError(
             f"cannot read {error.filename}: {error.strerror}; give a folder of data alone"
         ) from None
+
+    names, links = [], 0
+    for at, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links += sum(os.path.islink(os.path.join(at, name)) for name in folders)
+        start = os.path.join(os.path.relpath(at, folder), "").removeprefix(os.path.join(os.curdir, ""))
+        names += [start + name for name in files if not name.startswith(".")]
+    return names, links
 
 
 def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> Source:

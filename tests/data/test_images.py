@@ -326,15 +326,16 @@ def test_turns(ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_what_a_folder_leaves(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Files of other kinds, those in folders and further pictures of a file are counted or named."""
+    """Files of other kinds, those in folders, links and further pictures of a file are counted or named."""
     frames = [Image.fromarray(pixels) for pixels in PIXELS[:3]]
     frames[0].save(folder / "99.gif", save_all=True, append_images=frames[1:])
     frames[0].save(folder / "99.tiff", save_all=True, append_images=frames[1:])
     (folder / "cat").mkdir()
     for number in range(5):
         frames[0].save(folder / "cat" / f"{number}.jpg")
+    (folder / "dog").symlink_to("cat")
     assert len(read(folder, spec(None, 3, 6, 9))) == 18
-    said = f"of {folder} are read: 16 *.png, 1 *.gif, 1 *.tiff; left out: 5 */*.jpg, 1 *.txt"
+    said = f"of {folder} are read: 16 *.png, 1 *.gif, 1 *.tiff; left out: 5 */*.jpg, 1 *.txt, 1 links to"
     assert said in caplog.text and "several pictures the first is read" in caplog.text
 
 
