@@ -169,7 +169,7 @@ _NO_CODE = {
 
 ROOM_LINES: dict[str, int] = {
     "": 217,  # choices of rotations; no room fell
-    "calibration": 2401,  # moments of the float model alone; numerics fell
+    "calibration": 2421,  # corrections and feedback that hold on unseen rows; no room fell
     "checkpoints": 1347,  # bits and groups that no layer has are refused; no room fell
     "cli": 1920,  # an option for rotations; no room fell
     "data": 1749,  # a byte order mark before texts; diagnosis fell
@@ -179,7 +179,7 @@ ROOM_LINES: dict[str, int] = {
     "graph": 5057,  # inputs that no node reads come and go between models; no room fell
     "interchange": 1243,  # caches that are rings of a window; no room fell
     "judging": 1253,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
-    "layers": 952,  # two methods round by the moments of one pass; numerics fell
+    "layers": 956,  # sums of half of the samples; no room fell
     "metrics": 426,  # means over rows with their intervals; no room fell
     "numerics": 1185,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
     "passes": 1761,  # rotations in constants; no room fell

@@ -158,15 +158,18 @@ class SequentialModels:
         )
         rows = zip(*(course.tensor(name) for course, name in sources), self._samples, strict=True)
         choose = cache(lambda shape, samples: view.sample(shape, samples, most))
-        for *inputs, samples in compress(rows, alike):
+        half = None
+        for number, (*inputs, samples) in enumerate(compress(rows, alike), 1):
             sample = choose(inputs[0].shape, samples)
             u, v = (sample.round(sample.take(x), grid) for x, grid in zip(inputs, channels, strict=True))
             plain.add(u, u)
             quantized.add(v, v)
             cross.add(u, v)
+            if number == sum(alike) // 2:
+                half = quantized.result().matrix(), cross.result().matrix()
         sums = plain.result()
         others = quantized.result().matrix(), cross.result().matrix()
-        return InputMoments(sums.matrix(), sums.rows, *others, repr(first.tensor))
+        return InputMoments(sums.matrix(), sums.rows, *others, repr(first.tensor), half)
 
     def _find_alike(self, tensor: str, courses: Iterable[Iterable[NDArray[Any]]]) -> list[bool]:
         """Return which feeds give both models the same shape; a warning counts the others."""
@@ -244,7 +247,8 @@ def _select_feeds(model: Model, plan: Plan, feeds: Iterable[Feed]) -> list[Feed]
     if len(kept) > LEAST_SAMPLES:
         products = measure_costs(model.proto, plan, kept[0]).products
         kept = kept[: choose_samples(weight_sizes(model.proto, plan, products))]
-    joined = min(JOINED, JOINED_BYTES // max(count_alive(kept[0]), 1)) if kept else 0
+    most = min(JOINED, len(kept) // 2)  # two runs at least: each half proves the other
+    joined = min(most, JOINED_BYTES // max(count_alive(kept[0]), 1)) if kept else 0
     return _join_samples(model, plan, kept, joined)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -152,7 +153,29 @@ def test_correction_is_least_squares():
     x = rng.normal(size=(500, 6))
     z = x + 0.05 * rng.normal(size=x.shape)
     weights = rng.normal(size=(1, 3, 6))
-    found = correct_weights(weights, (z.T @ z)[None], (x.T @ z)[None])[0]
+    found = correct_weights(weights, InputMoments(x.T @ x, 500, (z.T @ z)[None], (x.T @ z)[None]))[0]
     wanted = np.linalg.lstsq(z, x @ weights[0].T, rcond=None)[0].T
     # The damping of 1% keeps 1% of the distance to the given weights.
     assert np.abs(found - wanted).max() < 0.02 * np.abs(weights[0] - wanted).max() + 1e-9
+
+
+@pytest.mark.parametrize(("rows", "is_lost"), [(24, False), (24, True), (4000, False), (4000, True)])
+def test_corrections_hold_on_unseen_rows(rows: int, is_lost: bool) -> None:
+    """Noise alone is not followed on few rows, and a tenth that inputs have lost is given back on many."""
+    rng = np.random.default_rng(rows)
+    x = rng.normal(size=(rows + 4000, 20)) @ rng.normal(size=(20, 20))
+    z = (0.9 if is_lost else 1.0) * x + 0.2 * rng.normal(size=x.shape)
+    weights = rng.normal(size=(1, 3, 20))
+
+    def sum_moments(at: slice) -> tuple[np.ndarray, np.ndarray]:
+        return (z[at].T @ z[at])[None], (x[at].T @ z[at])[None]
+
+    def measure_error(found: np.ndarray) -> float:
+        return float(np.square(x[rows:] @ weights[0].T - z[rows:] @ found[0].T).sum())
+
+    moments = InputMoments((x.T @ x)[None], rows, *sum_moments(slice(rows)))
+    unscaled = correct_weights(weights, moments)
+    scaled = correct_weights(weights, replace(moments, half=sum_moments(slice(rows // 2))))
+    same, reached, full = map(measure_error, (weights, scaled, unscaled))
+    assert reached < (0.5 if is_lost else 1.01) * same
+    assert reached < (0.8 if rows == 24 else 1.01) * full

@@ -19,21 +19,39 @@ from numpy.typing import NDArray
 from onnxfq.calibration.weights.grid import Floats, Matrices, WeightGrid, split_outputs
 
 DAMPING = 0.01
-"""Share of the mean diagonal that is added to the diagonal of a matrix of moments."""
+"""Least share of the mean diagonal that is added to the diagonal of a matrix of moments."""
+
+MOST_SHRINKAGE = 0.99
+"""Most of the way from moments to a multiple of the unit matrix."""
 
 BLOCK = 64
 """Columns that the errors of all columns before them reach in one product."""
 
 
-def damp(moments: Matrices) -> Matrices:
-    """Return `moments` with DAMPING added, so that they are positive definite.
+def damp(moments: Matrices, rows: int = 0) -> Matrices:
+    """Return `moments` with a share of their mean diagonal added, so that they are positive definite.
 
+    The share is DAMPING at least. Few rows need more, so that their moments come near the moments of all.
     An input that was always 0 gets the same floor as the others. Without any moments the result is the unit
     matrix.
+
+    Source of that share: oracle approximating shrinkage, in Chen et al., Shrinkage algorithms for MMSE
+    covariance estimation (2010), equation 23.
+
+    Args:
+        moments: [groups, inputs, inputs].
+        rows: number of inputs in the sums; 0 if it is not known.
     """
     damped, count = moments.copy(), moments.shape[-1]
-    mean = np.trace(moments, axis1=-2, axis2=-1) / count
-    np.einsum("gii->gi", damped)[...] += np.where(mean > 0, DAMPING * mean, 1.0)[:, None]
+    trace = np.trace(moments, axis1=-2, axis2=-1)
+    share = np.full_like(trace, DAMPING)
+    if rows:
+        power, squared = np.einsum("gij,gij->g", moments, moments), trace**2
+        wanted = (1 - 2 / count) * power + squared
+        others = (rows + 1 - 2 / count) * (power - squared / count)
+        shrinkage = np.minimum(wanted / np.where(others > 0, others, np.inf), MOST_SHRINKAGE)
+        share = np.maximum(share, shrinkage / (1 - shrinkage))
+    np.einsum("gii->gi", damped)[...] += np.where(trace > 0, share * trace / count, 1.0)[:, None]
     return damped
 
 
@@ -49,9 +67,9 @@ class Factor(NamedTuple):
     feedback: Matrices
 
 
-def factorize(moments: Matrices) -> Factor:
-    """Return the factors of `moments`, the sum of x x^T over the inputs x, [groups, inputs, inputs]."""
-    factor = damp(moments)
+def factorize(moments: Matrices, rows: int = 0) -> Factor:
+    """Return the factors of `moments`, the sum of x x^T over the inputs x, damped as `damp` says."""
+    factor = damp(moments, rows)
     order = np.argsort(-np.diagonal(factor, axis1=1, axis2=2), axis=1, kind="stable")
     last_first = order[:, ::-1]
     at = np.arange(len(factor))[:, None, None], last_first[:, :, None], last_first[:, None, :]

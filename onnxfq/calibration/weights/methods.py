@@ -35,16 +35,11 @@ class RoundingMethod:
     sequential: bool = False
 
 
-def _corrected(weights: Floats, moments: InputMoments) -> Floats:
-    if moments.quantized is None or moments.cross is None:
-        return weights
-    quantized, cross = moments.quantized, moments.cross
-    return moments.check(lambda: correct_weights(weights, quantized, cross))
-
-
 METHODS: dict[str, RoundingMethod] = {
     "gptq": RoundingMethod(lambda weights, moments: weights),
-    "qronos": RoundingMethod(_corrected, sequential=True),
+    "qronos": RoundingMethod(
+        lambda weights, moments: moments.check(lambda: correct_weights(weights, moments)), sequential=True
+    ),
 }
 
 

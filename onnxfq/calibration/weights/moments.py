@@ -30,6 +30,7 @@ class InputMoments:
         cross: C = sum of x z^T; None likewise.
         rows: number of inputs in each sum.
         name: of the input, in messages.
+        half: G and C of half of the samples; None where they are not known apart.
     """
 
     plain: Matrices
@@ -37,6 +38,7 @@ class InputMoments:
     quantized: Matrices | None = None
     cross: Matrices | None = None
     name: str = ""
+    half: tuple[Matrices, Matrices] | None = None
 
     @property
     def seen(self) -> Matrices:
@@ -51,7 +53,7 @@ class InputMoments:
     @cached_property
     def factor(self) -> Factor:
         """Factors of `seen`, for all layers that share these moments. Raises StatisticsError as `check`."""
-        return self.check(lambda: factorize(self.seen))
+        return self.check(lambda: factorize(self.seen, self.rows))
 
     def check(self, compute: Callable[[], Made]) -> Made:
         """Return what `compute` makes of the moments.
