@@ -8,9 +8,9 @@ That error is one of the samples that are seen. Over few rows, and over many tha
 noise: in ResNet-20 most layers lose by it on other samples. The change is also found for each half of the
 samples, and is scaled by what these two changes take away on the other half.
 
-Sources: Zhang et al., Qronos (2025); Li et al., GPTAQ (2025). The scale is the least-squares factor of
-predictions by twofold cross-validation: Stone, Cross-validatory choice and assessment of statistical
-predictions (1974).
+Sources: Zhang et al., Qronos (2025); Li et al., GPTAQ (2025). The scale of a half is the least-squares factor
+of predictions by twofold cross-validation: Stone, Cross-validatory choice and assessment of statistical
+predictions (1974). All samples have half of the noise: the formula of Spearman and Brown (1910).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def correct_weights(weights: Floats, moments: InputMoments) -> Floats:
         guess = _fit(weights, *seen)
         gain += float(np.vdot(guess, weights @ (unseen[1] - unseen[0])))
         power += float(np.vdot(guess @ unseen[0], guess))
-    return weights + min(max(gain, 0.0) / power, 1.0) * change if power > 0 else weights
+    shared = min(max(gain, 0.0) / power, 1.0) if power > 0 else 0.0
+    return weights + 2 * shared / (1 + shared) * change
 
 
 def _fit(weights: Floats, quantized: Matrices, cross: Matrices) -> Matrices:
