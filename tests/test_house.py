@@ -169,7 +169,7 @@ _NO_CODE = {
 
 ROOM_LINES: dict[str, int] = {
     "": 217,  # choices of rotations; no room fell
-    "calibration": 2421,  # corrections and feedback that hold on unseen rows; no room fell
+    "calibration": 2422,  # corrections and feedback that hold on unseen rows; no room fell
     "checkpoints": 1347,  # bits and groups that no layer has are refused; no room fell
     "cli": 1920,  # an option for rotations; no room fell
     "data": 1749,  # a byte order mark before texts; diagnosis fell

@@ -178,4 +178,4 @@ def test_corrections_hold_on_unseen_rows(rows: int, is_lost: bool) -> None:
     scaled = correct_weights(weights, replace(moments, half=sum_moments(slice(rows // 2))))
     same, reached, full = map(measure_error, (weights, scaled, unscaled))
     assert reached < (0.5 if is_lost else 1.01) * same
-    assert reached < (0.8 if rows == 24 else 1.01) * full
+    assert reached < (0.9 if rows == 24 else 1.01) * full
