@@ -22,6 +22,7 @@ from onnxfq.errors import DataError, OnnxfqError
 from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.interchange.genai_folder import GenaiFolder, open_folder
 from onnxfq.metrics import perplexity
+from onnxfq.quantized.existing import load_existing
 from onnxfq.runtime.session import Session
 from onnxfq.targets.genai.weight_forms import with_weight_form
 
@@ -148,14 +149,30 @@ def test_embeddings(qtype: str) -> None:
     kinds = [node.op_type for node in result.qdq.graph.node]
     assert kinds.count("GatherBlockQuantized") == 1 and kinds.count("MatMulNBits") == 6
     feed, hidden = feeds(9)[-1], onnx.helper.make_empty_tensor_value_info("hidden")
-    rows = []
-    for proto in (result.qdq, result.simulation):
+    rows, read = [], load_existing(result.qdq, "requantize").proto
+    for proto in (result.qdq, result.simulation, read):
         proto.graph.output.append(hidden)
         rows.append(Session(proto, exact=True).run(feed)[-1])
-    np.testing.assert_allclose(*rows, rtol=1e-6)
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-6)
+    np.testing.assert_allclose(rows[0], rows[2], rtol=1e-6)
     with pytest.raises(OnnxfqError, match="tensorrt has no embeddings in blocks"):
         other = onnxfq.load_recipe("tensorrt-int4").model_copy(update={"embeddings": "quantize"})
         onnxfq.make_plan(onnxfq.load(decoder()), other)
+
+
+def test_few_bits_are_a_cause(tmp_path: Path) -> None:
+    """`diagnose` names the product whose few bits cost most, and writes it with 8; the others keep theirs."""
+    made = plain_quantize(decoder(), feeds(8), recipe="genai-int4").qdq
+    found = onnxfq.diagnose(made, reference=decoder(), data=feeds(16), output=tmp_path / "repaired.onnx")
+    repaired, feed = onnx.load(tmp_path / "repaired.onnx"), feeds(9)[-1]
+    named = {cause.node for cause in found.causes if cause.kind == "coarse_weight"}
+    bits = [
+        {n.name: {a.name: a.i for a in n.attribute}.get("bits") for n in m.graph.node}
+        for m in (made, repaired)
+    ]
+    assert named and bits[1] == bits[0] | dict.fromkeys(named, 8)
+    wanted, before, after = (run_plain(one, feed)[0] for one in (decoder(), made, repaired))
+    assert np.sum((after - wanted) ** 2) < np.sum((before - wanted) ** 2) / 2
 
 
 @pytest.mark.parametrize(
@@ -243,6 +260,8 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"quantize {source} --data TEXTS -o {source}.int4 --recipe genai-int4" in said and ".jsonl" in said
     assert main(["handoff", str(made), "-o", str(made.with_name("kit"))]) == 1
     assert "is a folder, which GenAI loads as it is" in capsys.readouterr().err
+    assert main(["diagnose", str(made), "--float", str(source), "--data", str(texts)]) == 0
+    assert "looked at 6 quantizers" in capsys.readouterr().out
     assert onnxfq.check(made, "onnxruntime").findings == ()
     with pytest.raises(OnnxfqError, match="no rules for target 'genai'; known: onnxruntime"):
         onnxfq.check(made)
