@@ -27,6 +27,7 @@ from onnxfq.execution.given_choices import feeds_with_choices
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import read_model, standard_form
 from onnxfq.graph.normalize.experts import split_experts
+from onnxfq.graph.normalize.shapes import correct_shapes
 from onnxfq.graph.ops import BLOCK_PRODUCTS
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
@@ -132,6 +133,7 @@ def _open(
     read, _, source = read_model(model)
     proto, _ = lower_export(as_pairs(read, source))
     standard_form(proto)
+    correct_shapes(proto)
     proto = split_experts(proto, "QMoE", source)
     give_real_outputs(proto)
     form = switch_form(proto, source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,13 +40,9 @@ def recipe_text(candidate: FileCandidate, causes: Sequence[Suspicion]) -> str:
 
 def _find_base(candidate: FileCandidate) -> str:
     """Return the recipe whose form the file has."""
-    forms = Counter(
-        (attributes_of(node).get("bits", 4), bool(input_name(node, 3)))
-        for node in candidate.index.nodes
-        if node.op_type == "MatMulNBits"
-    )
-    if forms:
-        ((bits, has_zero_points), _) = forms.most_common(1)[0]
-        return "genai-int8" if bits > 4 else "genai-uint4" if has_zero_points else "genai-int4"
+    block = next((node for node in candidate.index.nodes if node.op_type == "MatMulNBits"), None)
+    if block is not None:
+        few = "genai-uint4" if input_name(block, 3) else "genai-int4"
+        return few if attributes_of(block).get("bits", 4) <= 4 else "genai-int8"
     symmetric = all(quantizer.is_centered for quantizer in candidate.form.activations)
     return "tensorrt-int8" if symmetric else "onnxruntime-int8"

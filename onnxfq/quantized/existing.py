@@ -51,8 +51,7 @@ def take_out_quantizers(proto: onnx.ModelProto, source: str) -> tuple[str, dict[
     except ModelError as fault:
         raise ModelError(f"{fault}, or --keep-existing") from None
     proto.CopyFrom(form.proto)
-    formats = [entry for entry in proto.metadata_props if entry.key.startswith(FORMAT_KEY)]
-    for entry in formats:
+    for entry in [one for one in proto.metadata_props if one.key.startswith(FORMAT_KEY)]:
         proto.metadata_props.remove(entry)
     kept = f"; {unfolding.limited} that may saturate left a Relu or Clip" if unfolding.limited else ""
     return f"{taken} quantizer(s) taken out{kept}", form.clips

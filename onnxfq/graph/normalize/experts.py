@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, parser
+from onnx import helper, parser
 
 from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.index import GraphIndex
@@ -49,14 +49,15 @@ _SLOTS["QMoE"] = {"w1": 2, "s1": 3, "b1": 4, "w2": 5, "s2": 6, "b2": 7, "z1": 11
 """Op type -> weights, biases, scales and zero points of both products; no kernel for CPUs takes a third."""
 
 _CHOICES = (
-    "soft = Softmax <axis = -1> (spread) share, places = TopK <axis = -1> (soft, k)",
-    "best, places = TopK <axis = -1> (spread, k) share = Softmax <axis = -1> (best)",
+    "soft = Softmax <axis = -1> (scores) share = GatherElements <axis = -1> (soft, places)",
+    "share = Softmax <axis = -1> (best)",
 )
 """By `normalize_routing_weights`."""
 
 _GATES = """
-    rows = Shape <end = -1> (x) shape = Concat <axis = 0> (rows, count) spread = Reshape (scores, shape) {}
-    empty = ConstantOfShape (shape) gates = ScatterElements <axis = -1> (empty, places, share)
+    best, places = TopK <axis = -1> (scores, k) {} sizes = Shape (scores) empty = ConstantOfShape (sizes)
+    chosen = ScatterElements <axis = -1> (empty, places, share)
+    rows = Shape <end = -1> (x) shape = Concat <axis = 0> (rows, count) gates = Reshape (chosen, shape)
 """
 
 _EXPERT = """
@@ -124,9 +125,6 @@ class _Experts:
         given |= {"x": node.input[0], "scores": node.input[1]}
         choice = _CHOICES[attrs.get("normalize_routing_weights", 0)]
         nodes, parts = self._write(stem, _GATES.format(choice), given), list[str]()
-        if (shape := self.index.shape(node.input[0])) is not None:  # a router is known by it
-            spread = helper.make_tensor_value_info(given["spread"], TensorProto.FLOAT, [*shape[:-1], count])
-            self.graph.value_info.append(spread)
         for expert in range(count):
             own = {key: self._add(f"{names[key]}.{expert}", array[expert]) for key, array in arrays.items()}
             own |= {**given, "number": self._add(f"{stem}{expert}", np.array([expert]))}

@@ -72,22 +72,21 @@ def join_experts(editor: Editor) -> None:
             for product, bias in (("fc1", "made"), ("fc2", "bias"))
         )
         zero_points = [*[gs.Variable.empty()] * 3, *first[3:], *second[3:]] if first[3:] else []
-        read = [nodes[f"{experts[0]}read"].inputs[0], nodes[f"{name}{PART}spread"].inputs[0]]
+        read = [nodes[f"{experts[0]}read"].inputs[0], nodes[f"{name}{PART}best"].inputs[0]]
         total.inputs = [*read, *first[:3], *second[:3], *zero_points]
         total.name, total.op, total.domain = name, "QMoE", DOMAIN
         given = json.loads(attrs)
         if not given.get(NORMALIZES):  # the kernel does so at any value
-            share = nodes[f"{name}{PART}share"].outputs[0]
-            gates, parts = (editor.variable(f"{name}/{part}") for part in ("gates", "parts"))
+            gates = nodes[f"{name}{PART}gates"].outputs[0]
+            kept, parts = (editor.variable(f"{name}/{part}") for part in ("kept", "parts"))
             for one in [node for at, node in nodes.items() if at.startswith(f"{name}{PART}")]:
                 one.name = one.name.replace(PART, "/routing/")  # the gates
             axis = editor.constant(f"{name}/axis", np.array([-1]))
-            editor.graph.nodes.append(gs.Node("ReduceSum", gates.name, {}, [share, axis], [gates]))
-            editor.graph.nodes.append(gs.Node("Mul", parts.name, {}, [parts, gates], list(total.outputs)))
+            editor.graph.nodes.append(gs.Node("ReduceSum", kept.name, {}, [gates, axis], [kept]))
+            editor.graph.nodes.append(gs.Node("Mul", parts.name, {}, [parts, kept], list(total.outputs)))
             total.outputs = [parts]
-        total.attrs = (
-            given | {NORMALIZES: 1} | dict(zip(_SIZES, form, strict=False)) | {"weights_prepacked": 0}
-        )
+        given |= {NORMALIZES: 1, "weights_prepacked": 0}
+        total.attrs = given | dict(zip(_SIZES, form, strict=False))
     editor.graph.cleanup(remove_unused_graph_inputs=False).toposort()
 
 
