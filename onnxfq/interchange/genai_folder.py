@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 from onnx.numpy_helper import to_array
 
-from onnxfq.data import Data, DataOptions, Feed, InputSpec
+from onnxfq.data import Data, DataOptions, DrawnInputs, Feed, InputSpec
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.texts import SUFFIXES, TextTokens, read_texts
 from onnxfq.errors import DataError, ModelError, PlanError, RecipeError
@@ -164,7 +164,7 @@ class GenaiFolder:
 
         Raises DataError for texts that cannot be read, and for inputs that texts do not give.
         """
-        if data is not None and len(self.parts) > 1:
+        if len(self.parts) > 1:
             return self.feeds_of(-1, data)
         if not isinstance(data, (str, Path)) or Path(data).suffix not in SUFFIXES:
             return data
@@ -175,8 +175,14 @@ class GenaiFolder:
         self._note_variety(Path(data), len({*tokens}))
         return _TextFeeds(tokens, self.window, lambda part: self._feed(specs, rings, part))
 
-    def feeds_of(self, at: int, data: Data) -> Data:
-        """Return the feeds of `parts[at]`."""
+    def feeds_of(self, at: int, data: Data | None) -> Data | None:
+        """Return the feeds of `parts[at]`; None and drawn inputs as they are. Raises DataError for texts."""
+        if data is None or isinstance(data, DrawnInputs):
+            return data
+        if isinstance(data, (str, Path)) and Path(data).suffix in SUFFIXES:
+            path, read = self.parts[0].path, ", ".join(one.name for one in self.parts[0].specs)
+            remedy = "give the inputs of all graphs as .npz, or as feeds"
+            raise DataError(f"{data} has texts, and {path.name} reads {read}; {remedy}")
         given = self.config.decoder.inputs
         tokens = given.get("input_ids", given.get("inputs_embeds", "input_ids"))
         follow = {given.get(key, key) for key in ("attention_mask", "position_ids")}
@@ -190,7 +196,7 @@ class GenaiFolder:
     def change_parts(self, change: Callable[..., Any], data: Data | None, target: Path) -> None:
         """Write what `change` makes of the graphs in front of the decoder to a folder, or name what stays."""
         for at, part in enumerate(self.parts[:-1]):
-            feeds, name = None if data is None else self.feeds_of(at, data), part.path.name
+            feeds, name = self.feeds_of(at, data), part.path.name
             try:
                 made = change(part.path, feeds, output=target / name)
                 log.warning(f"{name} too: {', '.join(map(str, made.plan.coverage()))}")

@@ -735,5 +735,7 @@ def test_every_graph(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert (tmp_path / "alone.onnx").read_bytes() == (tmp_path / "int4" / f"{name}.onnx").read_bytes()
     names = {path.name for path in source.iterdir()}
     assert {path.name for path in (tmp_path / "int4").iterdir()} == names
+    with pytest.raises(DataError, match="has texts, and vision.onnx reads pixels"):
+        onnxfq.quantize(source, tmp_path / "texts.txt", tmp_path / "less", **how)
     with pytest.raises(DataError, match="lacks input 'pixels'"):
         onnxfq.quantize(source, [{"input_ids": one["input_ids"]} for one in data], tmp_path / "less", **how)
