@@ -31,11 +31,11 @@ def recipe_text(candidate: FileCandidate, causes: Sequence[Suspicion]) -> str:
     weighted = [node for node in candidate.form_index.nodes if node.op_type in WEIGHTED_INPUTS]
     floats = [layers[n.name] for n in weighted if not stored & {*n.input} and n.name in layers]
     coarse = {one.node for one in causes if one.kind == COARSE}
-    wide = [layers[node.name] for node in weighted if find_unit(node.name) in coarse]
+    wide = [layers[n.name] for n in weighted if find_unit(n.name) in coarse and n.name in layers]
     overrides: list[dict[str, Any]] = [{"nodes": floats, "keep_float": True}] if floats else []
     overrides += [{"nodes": wide, "weights": {"qtype": "int8"}}] if wide else []
-    recipe = {"base": _find_base(candidate), "overrides": overrides}
-    return yaml.safe_dump(recipe if overrides else {"base": recipe["base"]}, sort_keys=False)
+    recipe = {"base": _find_base(candidate)} | ({"overrides": overrides} if overrides else {})
+    return yaml.safe_dump(recipe, sort_keys=False)
 
 
 def _find_base(candidate: FileCandidate) -> str:
