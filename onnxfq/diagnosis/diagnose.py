@@ -26,8 +26,12 @@ from onnxfq.errors import DataError, ModelError
 from onnxfq.execution.given_choices import feeds_with_choices
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import read_model, standard_form
+from onnxfq.graph.normalize.experts import split_experts
+from onnxfq.graph.normalize.shapes import correct_shapes
+from onnxfq.graph.ops import BLOCK_PRODUCTS
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
+from onnxfq.interchange.genai_folder import find_decoder, open_folder
 from onnxfq.judging.written_proof import Written, prove
 from onnxfq.metrics import Metric
 from onnxfq.numerics.float_types import FLOAT_CODES
@@ -36,6 +40,7 @@ from onnxfq.stages.insert import find_target
 from onnxfq.stages.options import RunOptions, open_feeds, shows_progress
 from onnxfq.stages.write import write_model
 from onnxfq.support.files import write_text
+from onnxfq.targets.genai.experts import join_file
 from onnxfq.targets.lower_fake_quantize import lower_export
 from onnxfq.targets.target import target_by_name
 
@@ -62,8 +67,8 @@ def diagnose(
     """Return what is wrong with a quantized model, ranked by what it costs, and write the repaired one.
 
     Args:
-        model: a quantized model of any tool, with Q/DQ pairs, integer operators or FakeQuantize nodes: a path
-            or a ModelProto. It is not changed.
+        model: a quantized model of any tool, with Q/DQ pairs, integer operators, FakeQuantize nodes, or
+            weights in MatMulNBits and QMoE: a path, a ModelProto, or a folder of GenAI. It is not changed.
         reference: the float model that it was made of. Tensors are matched by name and by values, weights by
             values; without it the float form is derived from the file.
         data: as `quantize` takes it; at most FEEDS samples are read. Without data only the file is read.
@@ -84,24 +89,32 @@ def diagnose(
         if data is None:
             raise DataError("a repair is measured; give data")
     count = FEEDS if labels is None and metric is None else TASK_FEEDS
-    candidate = _open(model, reference, data, target or "", options, count)
-    recipe = None if recipe_output is None else recipe_text(candidate)
+    floats = None if reference is None else find_decoder(reference)
+    with open_folder(model, data, None, count) as (decoder, feeds, _):
+        candidate = _open(decoder, floats, feeds, target or "", options, count)
+    if recipe_output is not None:
+        recipe_text(candidate, ())  # refused before the work
     repairs = Repairs(Measure.of(candidate, options.threads, metric, labels))
     causes = repairs.confirm(find_suspicions(candidate))
     diagnosis = repairs.report(causes, (*LAYER_DETECTORS, *RANGE_DETECTORS))
     if output is not None and repairs.is_changed:
-        write_model(take_back_outputs(repairs.together), output, candidate.feeds[:1], options.threads)
+        repaired = join_file(take_back_outputs(repairs.together))
+        write_model(repaired, output, candidate.feeds[:1], options.threads)
         proof = _prove(candidate, repairs.together, options.threads)
         diagnosis = diagnosis.model_copy(update={"written": str(output), "proof": proof})
-    if recipe_output is not None and recipe is not None:
-        write_text(recipe_output, recipe)
+    if recipe_output is not None:
+        write_text(recipe_output, recipe_text(candidate, causes))
     return diagnosis
 
 
 def _prove(candidate: FileCandidate, repaired: onnx.ModelProto, threads: int) -> Proof | None:
-    """Return the proof of a repaired file in the runtime of its target; None without a target."""
+    """Return the proof of a repaired file in the runtime of its target; None without a target.
+
+    Products of blocks need none: the figures are of that runtime, and an exact session does not round inputs.
+    """
     target = candidate.target or find_target(repaired)
-    if not target or candidate.opened is None:
+    is_own = any(node.op_type in BLOCK_PRODUCTS for node in repaired.graph.node)
+    if not target or candidate.opened is None or is_own:
         return None
     feeds, form = candidate.split.proving, candidate.form.proto
     written = Written(repaired, repaired, form, feeds, candidate.toggles.judged, threads)
@@ -120,6 +133,8 @@ def _open(
     read, _, source = read_model(model)
     proto, _ = lower_export(as_pairs(read, source))
     standard_form(proto)
+    correct_shapes(proto)
+    proto = split_experts(proto, "QMoE", source)
     give_real_outputs(proto)
     form = switch_form(proto, source)
     opened = () if data is None else open_feeds(proto, data, options.batch, options.data.unsurveyed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnxfq.diagnosis.causes.biases import find_biases
 from onnxfq.diagnosis.causes.calibration import find_few_samples, find_other_preprocessing
 from onnxfq.diagnosis.causes.channels import find_activation_channels
+from onnxfq.diagnosis.causes.coarse_weights import find_coarse
 from onnxfq.diagnosis.causes.halves import find_overflow
 from onnxfq.diagnosis.causes.ranges import find_ranges
 from onnxfq.diagnosis.causes.structure import (
@@ -21,6 +22,7 @@ from onnxfq.diagnosis.reading.cause import Detector
 LAYER_DETECTORS: dict[str, Detector] = {
     "biases": find_biases,
     "axes, scales and channels of weights": find_weights,
+    "weights of few bits": find_coarse,
     "double quantization": find_double,
     "pairs inside fusions": find_inside_fusion,
     "pairs of sums": find_missing,

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -23,16 +24,17 @@ import numpy as np
 import onnx
 from onnx.numpy_helper import to_array
 
-from onnxfq.data import Data, DataOptions, Feed, InputSpec
+from onnxfq.data import Data, DataOptions, DrawnInputs, Feed, InputSpec
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.texts import SUFFIXES, TextTokens, read_texts
-from onnxfq.errors import DataError, ModelError
+from onnxfq.errors import DataError, ModelError, PlanError, RecipeError
 from onnxfq.graph.external.sizes import SMALL
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import data_files
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.patterns.fed_back import naming_states
+from onnxfq.interchange.genai_parts import SECTIONS, FolderGraph, feed_part
 from onnxfq.support.files import replace_folder, write_text
 from onnxfq.support.other_words import HUGGING_FACE
 from onnxfq.support.outputs import writing
@@ -59,10 +61,14 @@ WINDOW = 512
 """Tokens of a sample made of texts, unless the context of the model is shorter."""
 
 
-class _Decoder(ForeignRecord):
-    filename: FileName
+class _GraphFile(ForeignRecord):
+    filename: FileName = ""
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
+
+
+class _Decoder(_GraphFile):
+    filename: FileName
     num_hidden_layers: Size | None = None
     head_size: Size | None = None
     hidden_size: Size | None = None
@@ -70,6 +76,10 @@ class _Decoder(ForeignRecord):
 
 class _Model(ForeignRecord):
     decoder: _Decoder
+    encoder: _GraphFile | None = None
+    embedding: _GraphFile | None = None
+    speech: _GraphFile | None = None
+    vision: _GraphFile | None = None
     context_length: Size | None = None
 
 
@@ -112,6 +122,12 @@ class GenaiFolder:
             raise ModelError(f"{folder / name} leads out of the folder; copy the file into it")
         return folder / name
 
+    @cached_property
+    def parts(self) -> list[FolderGraph]:
+        """The graphs in the order in which they run, the decoder last."""
+        graphs = [graph for name in SECTIONS if (graph := getattr(self.config, name)) and graph.filename]
+        return [FolderGraph(self._inside(self.path, one.filename), one.inputs, one.outputs) for one in graphs]
+
     def states(self) -> dict[str, str]:
         """Return the outputs that GenAI hands on to the next token, with the input that takes each.
 
@@ -140,12 +156,16 @@ class GenaiFolder:
     def feeds(self, data: Data | None, limit: int | None = None) -> Data | None:
         """Return the feeds of the texts in `data`, a path of a file of texts; other data as it is.
 
+        For several graphs the data has the inputs that none of them gives; those in front of the decoder run.
+
         Args:
             data: as a command takes it.
             limit: number of samples after which no text is read.
 
         Raises DataError for texts that cannot be read, and for inputs that texts do not give.
         """
+        if len(self.parts) > 1:
+            return self.feeds_of(-1, data)
         if not isinstance(data, (str, Path)) or Path(data).suffix not in SUFFIXES:
             return data
         proto = read_model(self.model, in_memory=SMALL)[0]
@@ -154,6 +174,39 @@ class GenaiFolder:
         tokens = array("q", chain.from_iterable(windows))
         self._note_variety(Path(data), len({*tokens}))
         return _TextFeeds(tokens, self.window, lambda part: self._feed(specs, rings, part))
+
+    def feeds_of(self, at: int, data: Data | None) -> Data | None:
+        """Return the feeds of `parts[at]`; None and drawn inputs as they are. Raises DataError for texts."""
+        if data is None or isinstance(data, DrawnInputs):
+            return data
+        if isinstance(data, (str, Path)) and Path(data).suffix in SUFFIXES:
+            path, read = self.parts[0].path, ", ".join(one.name for one in self.parts[0].specs)
+            remedy = "give the inputs of all graphs as .npz, or as feeds"
+            raise DataError(f"{data} has texts, and {path.name} reads {read}; {remedy}")
+        given = self.config.decoder.inputs
+        tokens = given.get("input_ids", given.get("inputs_embeds", "input_ids"))
+        follow = {given.get(key, key) for key in ("attention_mask", "position_ids")}
+
+        def fill(spec: InputSpec, feed: Feed) -> Any:
+            length = np.shape(feed[tokens])[1]
+            return self._feed((spec,), {}, range(length))[spec.name]
+
+        return lambda: feed_part(self.parts, at, data, fill, follow | {*self.states().values()})
+
+    def change_parts(self, change: Callable[..., Any], data: Data | None, target: Path) -> None:
+        """Write what `change` makes of the graphs in front of the decoder to a folder, or name what stays."""
+        for at, part in enumerate(self.parts[:-1]):
+            feeds, name = self.feeds_of(at, data), part.path.name
+            try:
+                made = change(part.path, feeds, output=target / name)
+                log.warning(f"{name} too: {', '.join(map(str, made.plan.coverage()))}")
+            except (ModelError, PlanError, RecipeError) as fault:
+                files = [part.path, *data_files(part.path)]
+                for file in files:
+                    shutil.copyfile(file, target / file.name)
+                size = sum(file.stat().st_size for file in files)
+                why = str(fault).removeprefix(f"{part.path}: ")
+                log.warning(f"{name} stays in float, {size:,} bytes: {why}")
 
     def _note_variety(self, data: Path, found: int) -> None:
         """Note texts of fewer tokens than a vector of the decoder has numbers.
@@ -198,8 +251,9 @@ class GenaiFolder:
             ) from None
 
     def copy_rest(self, folder: Path) -> None:
-        """Copy all files but the decoder and its data to `folder`; note what is left. Raises OutputError."""
-        own = {os.path.realpath(path) for path in (self.model, *data_files(self.model))}
+        """Copy all files but the graphs and their data to `folder`; note what is left. Raises OutputError."""
+        graphs = [part.path for part in self.parts]
+        own = {os.path.realpath(path) for one in graphs for path in (one, *data_files(one))}
         left: list[str] = []
         for source in sorted(self.path.rglob("*")):
             inside = source.relative_to(self.path)
@@ -208,6 +262,9 @@ class GenaiFolder:
             if not source.is_file() or not is_inside(source, self.path):
                 left.append(str(inside))
                 continue
+            if source.suffix == ".onnx":
+                size = source.stat().st_size
+                log.warning(f"{inside} is copied as it is, {size:,} bytes: {CONFIG} names no such graph")
             with writing(folder / inside):
                 (folder / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, folder / inside)
@@ -310,6 +367,10 @@ def open_folders(function: Function) -> Function:
         limit = getattr(options.get("options"), "data", DataOptions()).limit
         with open_folder(model, data, output[0] if output else options.pop("output", None), limit) as given:
             named = {} if given[2] is None else {"output": given[2]}
+            if given[2] is not None and is_folder(model):
+                rest = {name: value for name, value in options.items() if name != "sources"}
+                each = functools.partial(function, **rest)
+                GenaiFolder.read(Path(model)).change_parts(each, data, Path(given[2]).parent)
             return function(*given[:2], **named, **options)
 
     return cast(Function, call)

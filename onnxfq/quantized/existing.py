@@ -6,9 +6,11 @@ from pathlib import Path
 
 import onnx
 
+from onnxfq.documents.scores import FORMAT_KEY
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import normalize_model, read_model
 from onnxfq.graph.model import Existing, Model, list_nodes
+from onnxfq.graph.normalize.experts import split_experts
 from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.graph.saturation import ValueLimit
 from onnxfq.quantized.float_form import Unfolding
@@ -43,11 +45,13 @@ def take_out_quantizers(proto: onnx.ModelProto, source: str) -> tuple[str, dict[
     taken = sum(node.op_type in _TAKEN for node in list_nodes(proto.graph))
     if not taken:
         return "", {}
-    unfolding = Unfolding(proto, source, HANDLERS, keeps_names=True)
+    unfolding = Unfolding(split_experts(proto, "QMoE", source), source, HANDLERS, keeps_names=True)
     try:
         form = unfolding.run()
     except ModelError as fault:
         raise ModelError(f"{fault}, or --keep-existing") from None
     proto.CopyFrom(form.proto)
+    for entry in [one for one in proto.metadata_props if one.key.startswith(FORMAT_KEY)]:
+        proto.metadata_props.remove(entry)
     kept = f"; {unfolding.limited} that may saturate left a Relu or Clip" if unfolding.limited else ""
     return f"{taken} quantizer(s) taken out{kept}", form.clips

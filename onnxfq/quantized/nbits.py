@@ -1,6 +1,6 @@
-"""`read_nbits`: the matrix of a MatMulNBits, whose numbers of 2, 4 or 8 bits are packed along K in blocks.
+"""`read_nbits`: matrices whose numbers of 2, 4 or 8 bits are packed along their rows in blocks.
 
-Source: the schema of `com.microsoft.MatMulNBits` in ONNX Runtime 1.32.
+Source: the schemas of `com.microsoft.MatMulNBits` and `GatherBlockQuantized` in ONNX Runtime 1.32.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnxfq.errors import ModelError
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
+from onnxfq.quantized.number_grids import quantized_slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,28 +44,35 @@ class BlockedNumbers:
 
 
 def read_nbits(node: onnx.NodeProto, array: Callable[[str], NDArray[Any] | None]) -> BlockedNumbers:
-    """Return the matrix of a MatMulNBits.
+    """Return the matrix of a MatMulNBits, or the table of a GatherBlockQuantized.
 
     array: gives the values of a constant, None for another tensor and for an empty name.
 
-    Raises ModelError for computed weights, an order of the inputs, zero points that are not packed, and bytes
-    of another number.
+    Raises ModelError for computed weights, an order of the inputs, other axes, zero points that are not
+    packed, and bytes of another number.
     """
-    given = {"bits": 4, **attributes_of(node)}
-    k, n, bits, block = (given[name] for name in ("K", "N", "bits", "block_size"))
-    packed, scale = array(node.input[1]), array(node.input[2])
-    zeros = array(input_name(node, 3))
+    given = {"bits": 4, "block_size": 128, **attributes_of(node)}
+    bits, block = given["bits"], max(given["block_size"], 1)
+    operand, is_table = quantized_slots(node).operands[0], node.op_type == "GatherBlockQuantized"
+    packed, scale = array(node.input[operand.data]), array(input_name(node, operand.scale))
+    zeros = array(input_name(node, operand.zero))
     unknown = input_name(node, 4) or (zeros is not None and zeros.dtype != np.uint8)
-    if packed is None or scale is None or unknown:
+    if packed is None or scale is None or packed.dtype != np.uint8 or unknown:
         raise ModelError(
-            f"MatMulNBits {node.name!r} has computed weights, a group index or zero points of another type "
-            "than uint8; only the plain form is known"
+            f"{node.op_type} {node.name!r} has computed weights, a group index, or numbers or zero points of "
+            "another type than uint8; only the plain form is known"
         )
-    blocks = -(-k // max(block, 1))
-    if bits not in (2, 4, 8) or packed.size * 8 != n * blocks * block * bits:
+    if is_table:
+        n, k = len(packed), packed.shape[-1] * 8 // bits
+        known = packed.ndim == 2 and (given.get("gather_axis", 0), given.get("quantize_axis", 1)) == (0, 1)
+    else:
+        n, k, known = given["N"], given["K"], True
+    blocks = -(-k // block)
+    stored = n * (k if is_table else blocks * block)
+    if not known or bits not in (2, 4, 8) or packed.size * 8 != stored * bits:
         raise ModelError(
-            f"MatMulNBits {node.name!r} has {packed.size} bytes for {n} x {k} numbers of {bits} bits; write "
-            "it again"
+            f"{node.op_type} {node.name!r} has {packed.size} bytes for {n} x {k} numbers of {bits} bits; "
+            "write it again"
         )
     middle = np.full((n, blocks), 1 << (bits - 1), np.int32)
     zero_point = middle if zeros is None else unpack_bits(zeros.reshape(n, -1), bits)[:, :blocks]

@@ -112,6 +112,9 @@ OPERATORS: dict[str, Quantized] = {
         QLinearSoftmax""".split(),
         _UNARY,
     ),
+    "GatherBlockQuantized": Quantized((GridOperand(0, 2, 3),)),
+    "MatMulNBits": Quantized((GridOperand(1, 2, 3),)),
+    "QMoE": Quantized((GridOperand(2, 3, 11), GridOperand(5, 6, 12))),
 }
 """Op type -> its quantized operands and output; QLinearConcat has any number of operands."""
 

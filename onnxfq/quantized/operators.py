@@ -218,6 +218,14 @@ def _matmul_nbits(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     unfolding.form.inputs[node.name] = {1}
 
 
+def _gather_blocks(unfolding: Unfolding, node: onnx.NodeProto) -> None:
+    """Convert GatherBlockQuantized: rows of a table."""
+    stored = read_nbits(node, unfolding.array)
+    table = unfolding.weight(f"{node.input[0]}{WEIGHT}", stored.grid, stored.scale.dtype)
+    unfolding.emit("Gather", [table, unfolding.name(node.input[1])], list(node.output), node.name, axis=0)
+    unfolding.form.changes["GatherBlockQuantized made Gather, in float"] += 1
+
+
 HANDLERS: dict[str, Handler] = {
     "Cast": _cast,
     "ConvInteger": _linear("Conv"),
@@ -227,6 +235,7 @@ HANDLERS: dict[str, Handler] = {
     "DynamicQuantizeLinear": _dynamic,
     "DynamicQuantizeMatMul": _product_of_stored,
     "FakeQuantize": read_fake,
+    "GatherBlockQuantized": _gather_blocks,
     "MatMulInteger": _linear("MatMul"),
     "MatMulIntegerToFloat": _product_of_stored,
     "MatMulNBits": _matmul_nbits,

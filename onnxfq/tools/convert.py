@@ -24,6 +24,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, list_nodes
+from onnxfq.graph.normalize.experts import split_experts
 from onnxfq.graph.ops import CONVOLUTIONS, MOVES, SPLITS
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.stored_grid import StoredWeight
@@ -125,7 +126,7 @@ def convert(
     given = deepcopy(proto)
     proto, lowered = lower_export(proto)
     notes = standard_form(proto)
-    form = Unfolding(proto, source, HANDLERS).run()
+    form = Unfolding(split_experts(proto, "QMoE", source), source, HANDLERS).run()
     if data is not None:
         drop_unreached_clips(
             form, open_feeds(given, data, options.batch, options.data.unsurveyed), options.threads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from onnxfq.graph.normalize.stored_scales import granularity_of
 from onnxfq.graph.ops import BLOCK_PRODUCTS, INTEGER_PRODUCTS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
 from onnxfq.interchange.genai_folder import find_decoder, is_folder
-from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.quantized.forms import as_pairs
+from onnxfq.quantized.nbits import unpack_bits
+from onnxfq.quantized.number_grids import quantized_slots
 from onnxfq.support.records import PrintedRecord, Record
 from onnxfq.support.tables import table_lines
 
@@ -115,6 +118,7 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     rows = [(given.get(node.name), _quantizer(node, index, dtypes)) for node in nodes]
     found = [row.model_copy(update={"op_type": op or row.op_type}) for op, row in rows if row is not None]
+    found += [row for node in nodes for row in _blocked_weights(node, index)]
     return Inspection(
         source=source,
         opset=default_opset(proto),
@@ -178,6 +182,26 @@ def _as_asked(quantized: QuantizedTensor, metadata: dict[str, str]) -> Quantized
     return quantized.model_copy(update={"qtype": metadata.get(FORMAT_KEY + name, quantized.qtype)})
 
 
+def _blocked_weights(node: onnx.NodeProto, index: GraphIndex) -> Iterator[QuantizedTensor]:
+    """Yield the summaries of the weights that a product stores in blocks."""
+    given = attributes_of(node)
+    bits, block = given.get("expert_weight_bits", given.get("bits", 4)), given.get("block_size", 0)
+    axis = (2 if node.op_type == "QMoE" else 1) - (not block)
+    for operand in quantized_slots(node).operands if node.op_type in _BLOCKED else ():
+        scale, zeros = (index.array(input_name(node, slot)) for slot in operand[1:])
+        numbers = np.array([1 << (bits - 1)]) if zeros is None else unpack_bits(zeros, bits)
+        if scale is not None and scale.size:
+            yield QuantizedTensor(
+                tensor=node.input[operand.data],
+                op_type=node.op_type,
+                qtype=f"uint{bits}",
+                granularity=str(Granularity.of(axis, block or None)),
+                scale_min=float(scale.min()),
+                scale_max=float(scale.max()),
+                zero_points=_ends(numbers),
+            )
+
+
 def _quantizer(node: onnx.NodeProto, index: GraphIndex, dtypes: dict[str, int]) -> QuantizedTensor | None:
     """Return the summary of a quantizing node; DequantizeLinear counts if it reads a stored constant."""
     attributes = attributes_of(node)
@@ -217,6 +241,7 @@ _DYNAMIC = {
     "TRT_FP4DynamicQuantize": "float4e2m1",
     "TRT_MXFP8DynamicQuantize": "float8e4m3fn",
 }
+_BLOCKED = BLOCK_PRODUCTS | {"GatherBlockQuantized"}
 _DEQUANTIZES = ("DequantizeLinear", "TRT_MXFP8DequantizeLinear")
 
 
@@ -248,5 +273,10 @@ def _zero_points(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -
     values = tensor_array(constants[node.input[2]]).astype(np.float64)
     if not values.size:
         return "none"
-    low, high = values.min(), values.max()
+    return _ends(values)
+
+
+def _ends(values: NDArray[np.generic]) -> str:
+    """Return the only value, or the smallest and the largest."""
+    low, high = np.min(values), np.max(values)
     return f"{low:g}" if low == high else f"{low:g} … {high:g}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -12,6 +14,7 @@ from onnx.numpy_helper import to_array
 import onnxfq
 from onnxfq.graph.io.load import load
 from onnxfq.interchange.genai_folder import _find_rings
+from onnxfq.quantized.existing import load_existing
 from onnxfq.runtime.session import Session
 from onnxfq.targets.target import prepare_model
 
@@ -88,6 +91,98 @@ def test_quantized(name: str, rounded: bool) -> None:
     assert [node.op_type for node in result.qdq.graph.node] == ["MatMul", "Add", "Reshape", "QMoE"]
     assert ("MatMul", "router") in {(one.op_type, one.rule) for one in result.plan.skipped}
     assert_close(run(result.qdq), simulate(result))
+
+
+def unpack(bytes_: np.ndarray, bits: int) -> np.ndarray:
+    """Return numbers of 4 or 8 bits along the last axis, the low half of a byte first."""
+    halves = np.stack([bytes_ & 15, bytes_ >> 4], -1).reshape(*bytes_.shape[:-1], -1)
+    return (bytes_ if bits == 8 else halves).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["genai-int4", "genai-uint4", "genai-int8"])
+def test_read_back(name: str) -> None:
+    """A QMoE is read as its numbers times its scales, computes the same, and is written again as it was."""
+    recipe, bits = onnxfq.load_recipe(name), 8 if name == "genai-int8" else 4
+    recipe = recipe if bits == 8 else recipe.override(activations=None)
+    made = plain_quantize(experts(), samples(), recipe=recipe)
+    read = load_existing(made.qdq, "requantize")
+    stored = {one.name: to_array(one) for one in made.qdq.graph.initializer}
+    for product in ("y/fc1", "y/fc2"):
+        numbers, scale = unpack(stored[f"{product}_0"], bits), stored[f"{product}_1"]
+        zeros = stored.get(f"{product}_3")
+        zero = (
+            np.float32(1 << (bits - 1)) if zeros is None else unpack(zeros, bits)[..., : scale.shape[2], None]
+        )
+        values = (numbers.reshape(*scale.shape, -1) - zero) * scale[..., None]
+        for expert, wanted in enumerate(values.reshape(numbers.shape)):
+            found = to_array(read.constants[f"{product}_0.{expert}"])
+            np.testing.assert_array_equal(found.T, wanted)
+    if bits == 4:  # kernels of 8 bits round their inputs
+        assert_close(run(read.proto), run(made.qdq))
+    again = plain_quantize(made.qdq, samples(), recipe=recipe.override(existing="requantize"))
+    assert [node.op_type for node in again.qdq.graph.node] == ["MatMul", "Add", "Reshape", "QMoE"]
+    assert_close(run(again.qdq), run(made.qdq))
+    rows = onnxfq.inspect_model(made.qdq).quantized
+    assert [(row.tensor, row.qtype) for row in rows] == [
+        ("y/fc1_0", f"uint{bits}"),
+        ("y/fc2_0", f"uint{bits}"),
+    ]
+
+
+@pytest.mark.parametrize(("bits", "block"), [(2, 0), (2, 16), (4, 0), (8, 0)])
+def test_other_numbers(bits: int, block: int) -> None:
+    """A QMoE of 2 bits, or with a scale for each row, computes what its float form computes."""
+    blocks = f", block_size = {block}" if block else ""
+    draw = np.random.default_rng(0)
+    given = f"k = 2, accuracy_level = 4, expert_weight_bits = {bits}{blocks}, {LIMITED}"
+    text = f"""g (float[1,T,{WIDTH}] x) => (float[1,T,{WIDTH}] y) {{
+        logits = MatMul (x, router)
+        scores = Reshape <allowzero = 0> (logits, rows)
+        y = com.microsoft.QMoE <{given}> (x, scores, w1, s1, b1, w2, s2, b2)
+    }}"""
+    constants = {"router": weights(WIDTH, EXPERTS), "rows": np.array([-1, EXPERTS])}
+    for at, (rows, columns) in enumerate([(2 * INNER, WIDTH), (WIDTH, INNER)], 1):
+        sizes = (columns // block,) if block else ()
+        constants[f"w{at}"] = draw.integers(0, 256, (EXPERTS, rows, columns * bits // 8)).astype(np.uint8)
+        constants[f"s{at}"] = draw.uniform(0.01, 0.03, (EXPERTS, rows, *sizes)).astype(np.float32)
+        constants[f"b{at}"] = weights(EXPERTS, rows, seed=at)
+    proto = build(text, constants, opset=21, ir=10, **{"com.microsoft": 1})
+    assert_close(run(load_existing(proto, "requantize").proto), run(proto))
+
+
+@pytest.mark.parametrize("name", ["genai-int4", "genai-uint4"])
+def test_diagnosed(name: str, tmp_path: Path) -> None:
+    """A MoE whose few bits make the noise is a cause, and its repair is a QMoE of 8 bits."""
+    made = plain_quantize(experts(), samples(), recipe=name)
+    path, data = tmp_path / "repaired.onnx", np.concatenate([one["x"] for one in samples(8)])
+    onnx.save(experts(), tmp_path / "float.onnx")
+    found = onnxfq.diagnose(
+        made.qdq,
+        reference=tmp_path / "float.onnx",
+        data=[{"x": one[None]} for one in data],
+        output=path,
+        recipe_output=tmp_path / "again.yaml",
+    )
+    (cause,) = found.causes
+    assert (cause.kind, cause.node) == ("coarse_weight", "y")
+    assert cause.after is not None and cause.before is not None and cause.after > cause.before + 10
+    repaired, wanted = onnx.load(path), run(experts())
+    (node,) = [node for node in repaired.graph.node if node.op_type == "QMoE"]
+    assert {a.name: a.i for a in node.attribute}["expert_weight_bits"] == 8
+    assert np.sum((run(repaired) - wanted) ** 2) < np.sum((run(made.qdq) - wanted) ** 2) / 10
+    again = plain_quantize(experts(), samples(), recipe=onnxfq.load_recipe(tmp_path / "again.yaml"))
+    assert np.sum((run(again.qdq) - wanted) ** 2) < np.sum((run(made.qdq) - wanted) ** 2) / 10
+
+
+def test_gates_of_another_sum() -> None:
+    """Gates that are a part of the Softmax over all scores keep their sum; the kernel of QMoE makes it 1."""
+    proto = experts(f"{SWIGLU}, normalize_routing_weights = 0")
+    result = plain_quantize(
+        proto, samples(), recipe=onnxfq.load_recipe("genai-int4").override(activations=None)
+    )
+    assert any(node.op_type == "QMoE" for node in result.qdq.graph.node)
+    assert_close(run(result.qdq), simulate(result))
+    assert_close(run(load_existing(result.qdq, "requantize").proto), run(result.qdq))
 
 
 def test_an_expert_without_tokens() -> None:

@@ -22,6 +22,7 @@ from onnxfq.errors import DataError, OnnxfqError
 from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.interchange.genai_folder import GenaiFolder, open_folder
 from onnxfq.metrics import perplexity
+from onnxfq.quantized.existing import load_existing
 from onnxfq.runtime.session import Session
 from onnxfq.targets.genai.weight_forms import with_weight_form
 
@@ -145,17 +146,33 @@ def test_embeddings(qtype: str) -> None:
     chosen = recipe(False, qtype=qtype, symmetric=qtype != "uint4", block_size=16)
     chosen = chosen.model_copy(update={"embeddings": "quantize"})
     result = plain_quantize(decoder(), feeds(8), recipe=chosen)
-    kinds = [node.op_type for node in result.qdq.graph.node]
+    kinds = [row.op_type for row in onnxfq.inspect_model(result.qdq).quantized]
     assert kinds.count("GatherBlockQuantized") == 1 and kinds.count("MatMulNBits") == 6
     feed, hidden = feeds(9)[-1], onnx.helper.make_empty_tensor_value_info("hidden")
-    rows = []
-    for proto in (result.qdq, result.simulation):
+    rows, read = [], load_existing(result.qdq, "requantize").proto
+    for proto in (result.qdq, result.simulation, read):
         proto.graph.output.append(hidden)
         rows.append(Session(proto, exact=True).run(feed)[-1])
-    np.testing.assert_allclose(*rows, rtol=1e-6)
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-6)
+    np.testing.assert_allclose(rows[0], rows[2], rtol=1e-6)
     with pytest.raises(OnnxfqError, match="tensorrt has no embeddings in blocks"):
         other = onnxfq.load_recipe("tensorrt-int4").model_copy(update={"embeddings": "quantize"})
         onnxfq.make_plan(onnxfq.load(decoder()), other)
+
+
+def test_few_bits_are_a_cause(tmp_path: Path) -> None:
+    """`diagnose` names the product whose few bits cost most, and writes it with 8; the others keep theirs."""
+    made = plain_quantize(decoder(), feeds(8), recipe="genai-int4").qdq
+    found = onnxfq.diagnose(made, reference=decoder(), data=feeds(16), output=tmp_path / "repaired.onnx")
+    repaired, feed = onnx.load(tmp_path / "repaired.onnx"), feeds(9)[-1]
+    named = {cause.node for cause in found.causes if cause.kind == "coarse_weight"}
+    bits = [
+        {n.name: {a.name: a.i for a in n.attribute}.get("bits") for n in m.graph.node}
+        for m in (made, repaired)
+    ]
+    assert named and bits[1] == bits[0] | dict.fromkeys(named, 8)
+    wanted, before, after = (run_plain(one, feed)[0] for one in (decoder(), made, repaired))
+    assert np.sum((after - wanted) ** 2) < np.sum((before - wanted) ** 2) / 2
 
 
 @pytest.mark.parametrize(
@@ -243,6 +260,8 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"quantize {source} --data TEXTS -o {source}.int4 --recipe genai-int4" in said and ".jsonl" in said
     assert main(["handoff", str(made), "-o", str(made.with_name("kit"))]) == 1
     assert "is a folder, which GenAI loads as it is" in capsys.readouterr().err
+    assert main(["diagnose", str(made), "--float", str(source), "--data", str(texts)]) == 0
+    assert "looked at 6 quantizers" in capsys.readouterr().out
     assert onnxfq.check(made, "onnxruntime").findings == ()
     with pytest.raises(OnnxfqError, match="no rules for target 'genai'; known: onnxruntime"):
         onnxfq.check(made)
@@ -652,3 +671,71 @@ def test_perplexity() -> None:
         perplexity(iter([{"y": logits[0]}]), [sample])
     with pytest.raises(OnnxfqError, match="at least two tokens"):
         perplexity(iter([{"y": logits[:, :1]}]), [{"input_ids": ids[:, :1]}])
+
+
+def write_vision(path: Path) -> Path:
+    """Write a folder of three graphs: a tower of vision, embeddings of words and images, and a decoder."""
+    path.mkdir()
+    graphs = {
+        "vision": """g (float[1,P,32] pixels) => (float[1,P,64] seen) { seen = MatMul (pixels, tower) }""",
+        "embedding": """g (int64[1,L] input_ids, float[1,P,64] image) => (float[1,T,64] both) {
+            words = Gather (table, input_ids) both = Concat <axis = 1> (image, words) }""",
+        "decoder": """g (float[1,T,64] both, int64[1,T] mask, float[1,2,C,16] past_0)
+            => (float[1,T,40] logits, float[1,2,C,16] present_0) {
+            kept = Cast <to = 1> (mask) last = Unsqueeze (kept, two)
+            held = Mul (both, last) logits = MatMul (held, head) present_0 = Identity (past_0) }""",
+    }
+    stored = {
+        "tower": weights(32, 64),
+        "table": weights(40, 64),
+        "head": weights(64, 40),
+        "two": np.array([2]),
+    }
+    config = {
+        "vision": {"inputs": {"pixel_values": "pixels"}, "outputs": {"image_features": "seen"}},
+        "embedding": {
+            "inputs": {"input_ids": "input_ids", "image_features": "image"},
+            "outputs": {"inputs_embeds": "both"},
+        },
+        "decoder": {
+            "inputs": {"inputs_embeds": "both", "attention_mask": "mask", "past_key_names": "past_%d"},
+            "outputs": {"logits": "logits", "present_key_names": "present_%d"},
+            "num_hidden_layers": 1,
+            "head_size": 16,
+        },
+    }
+    for name, text in graphs.items():
+        onnx.save(
+            build(text, {key: value for key, value in stored.items() if key in text}), path / f"{name}.onnx"
+        )
+        config[name]["filename"] = f"{name}.onnx"
+    (path / "genai_config.json").write_text(json.dumps({"model": config}))
+    return path
+
+
+def test_every_graph(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each graph is quantized on what the float ones in front of it give, or named as left in float."""
+    source, random = write_vision(tmp_path / "float"), np.random.default_rng(0)
+    (source / "other.onnx").write_bytes((source / "vision.onnx").read_bytes())
+    drawn = [random.normal(size=(1, 6, 32)).astype(np.float32) for _ in range(8)]
+    data = [{"pixels": one, "input_ids": random.integers(0, 40, (1, 5))} for one in drawn]
+    how = {"recipe": "genai-int4", "accuracy": onnxfq.AccuracyTarget(repair=None)}
+    onnxfq.quantize(source, data, tmp_path / "int4", **how)
+    assert "vision.onnx too: MatMul 1/1" in caplog.text and "other.onnx is copied as it is" in caplog.text
+    assert "embedding.onnx stays in float, " in caplog.text and "bytes: nothing to quantize" in caplog.text
+    sessions = {one: onnxruntime.InferenceSession(source / f"{one}.onnx") for one in ("vision", "embedding")}
+    alone = []
+    for feed in data:
+        (seen,) = sessions["vision"].run(None, {"pixels": feed["pixels"]})
+        (both,) = sessions["embedding"].run(None, {"image": seen, "input_ids": feed["input_ids"]})
+        past = np.zeros((1, 2, 0, 16), np.float32)
+        alone.append({"both": both, "mask": np.ones(both.shape[:2], np.int64), "past_0": past})
+    for name, feeds_alone in (("decoder", alone), ("vision", [{"pixels": one["pixels"]} for one in data])):
+        onnxfq.quantize(source / f"{name}.onnx", feeds_alone, tmp_path / "alone.onnx", **how)
+        assert (tmp_path / "alone.onnx").read_bytes() == (tmp_path / "int4" / f"{name}.onnx").read_bytes()
+    names = {path.name for path in source.iterdir()}
+    assert {path.name for path in (tmp_path / "int4").iterdir()} == names
+    with pytest.raises(DataError, match="has texts, and vision.onnx reads pixels"):
+        onnxfq.quantize(source, tmp_path / "texts.txt", tmp_path / "less", **how)
+    with pytest.raises(DataError, match="lacks input 'pixels'"):
+        onnxfq.quantize(source, [{"input_ids": one["input_ids"]} for one in data], tmp_path / "less", **how)

@@ -10,12 +10,20 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from onnxfq.calibration.calibrators import MINMAX
+from onnxfq.calibration.calibrators.groups import group_ranges
 from onnxfq.diagnosis.reading.graph_editor import GraphEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.stored_weight import WeightNumbers, round_weight
 from onnxfq.diagnosis.reading.values import GridFit
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_fields import input_name
 from onnxfq.graph.ops import BIASED_PRODUCTS
+from onnxfq.graph.prune import keep_constants
+from onnxfq.numerics.affine import quantize
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.numerics.spec import QuantSpec
 
 _INTEGER_BIASES = {"QGemm": 6, "QLinearConv": 8}
 # Op type -> the slot of its int32 bias, in units of the product of both scales.
@@ -78,6 +86,23 @@ class FileEditor(GraphEditor):
                 self._widen(constant, weight, axis or 0)
         if zero is not None and zero.size == weight.zero.size:
             self.store(constant.zero_point, weight.zero)
+
+    def widen(self, constant: StoredConstant, values: NDArray[np.float32]) -> None:
+        """Store the weight of a MatMulNBits as other values in 8 bits, in the same blocks."""
+        granularity = constant.grid.transpose().granularity
+        spec = QuantSpec(qtype=QTYPES["int8"], symmetric=True, granularity=granularity)
+        scale, zero = choose_qparams(*group_ranges(values.T, spec, MINMAX), spec.qtype, symmetric=True)
+        numbers = quantize(values.T, scale, zero, qtype=spec.qtype, granularity=granularity)
+        block, old = granularity.block_size or len(values), self.array(constant.scale)
+        rows = np.pad(numbers, ((0, 0), (0, -len(values) % block))).view(np.uint8) ^ np.uint8(1 << 7)
+        names = [self.add(f"{constant.data}/int8", rows.reshape(len(rows), -1, block))]
+        names += [self.add(f"{constant.scale}/int8", scale.astype(np.asarray(old).dtype)), ""]
+        for node in [one for one in self.graph.node if constant.data in one.input]:
+            node.input[1:4] = names if len(node.input) > 4 else names[:2]
+            kept = [one for one in node.attribute if one.name != "bits"]
+            del node.attribute[:]
+            node.attribute.extend([*kept, helper.make_attribute("bits", 8)])
+        keep_constants(self.graph, GraphIndex.of_model(self.proto).used)
 
     def scale_weight(self, constant: StoredConstant, factor: float) -> None:
         """Divide the scale of a stored weight by a factor; biases keep their real values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import load
+from onnxfq.graph.normalize.experts import split_experts
 from onnxfq.graph.normalize.fold_batch_norm import FOLDED, fold_batch_norm
+from onnxfq.graph.normalize.turned_weights import store_turned
 from onnxfq.graph.ops import BIASED_PRODUCTS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names, with_inputs_of, with_outputs
 from onnxfq.runtime.session import Session
@@ -73,10 +75,12 @@ class FloatModel:
     def open(model: str | Path | onnx.ModelProto, file: onnx.ModelProto, threads: int) -> FloatModel:
         """Return the float model of `file`. Raises ModelError for one that cannot be read or is quantized."""
         loaded = load(model)
+        loaded = replace(loaded, proto=split_experts(loaded.proto, "MoE", loaded.source))
         if any(node.op_type in QUANTIZED_OPS for node in loaded.proto.graph.node):
             raise ModelError(f"{loaded.source} is quantized; give the float model that the file was made of")
         own = {node.output[0] for node in file.graph.node if node.op_type in FOLDED}
-        proto = with_inputs_of(fold_batch_norm(loaded, own).proto, file, loaded.source)
+        folded = store_turned(fold_batch_norm(loaded, own))
+        proto = with_inputs_of(folded.proto, file, loaded.source)
         index = GraphIndex.of_model(proto)
         inner = [name for node in proto.graph.node for name in node.output if name]
         floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.UNDEFINED}

@@ -23,8 +23,8 @@ from onnxfq.diagnosis.reading.quantizers import (
 )
 from onnxfq.errors import ModelError
 from onnxfq.graph.model import bodies, list_nodes
-from onnxfq.graph.node_fields import input_name
-from onnxfq.graph.ops import ONNX_QUANTIZERS, ONNXFQ_DOMAIN, QDQ_OPS, QUANTIZED_OPS
+from onnxfq.graph.node_fields import attributes_of, input_name
+from onnxfq.graph.ops import FLOAT_PRODUCTS, ONNX_QUANTIZERS, ONNXFQ_DOMAIN, QDQ_OPS, QUANTIZED_OPS
 from onnxfq.graph.stored_grid import StoredGrid
 from onnxfq.quantized.float_form import Unfolding
 from onnxfq.quantized.number_grids import NumberGrid, quantized_slots
@@ -159,7 +159,9 @@ class _SwitchedUnfolding(Unfolding):
             return constant
         name, floats = node.input[operand.data], None
         stored, maker = np.asarray(self.array(name)).dtype, self.index.makers.get(name)
-        codes = self._ends_of(maker) or NumberGrid(kind=stored).codes
+        numbers, codes = stored.name, self._ends_of(maker) or NumberGrid(kind=stored).codes
+        if node.op_type in FLOAT_PRODUCTS and (bits := attributes_of(node).get("bits")):
+            numbers, codes = f"uint{bits}", (0.0, float((1 << bits) - 1))
         while maker is not None and maker.op_type in ("Clip", "QuantizeLinear"):
             name = maker.input[0]
             floats = self.array(name) if maker.op_type == "QuantizeLinear" else None
@@ -172,7 +174,7 @@ class _SwitchedUnfolding(Unfolding):
                 scale=input_name(node, operand.scale),
                 zero_point=input_name(node, operand.zero),
                 grid=grid,
-                kind=stored.name,
+                kind=numbers,
                 floats=None if floats is None else np.asarray(floats, np.float32),
                 is_editable=not node.name.startswith(PREFIX),
             )

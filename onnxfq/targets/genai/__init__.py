@@ -7,10 +7,11 @@ from dataclasses import replace
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.graph.normalize.experts import find_unit
 from onnxfq.graph.normalize.turned_weights import store_turned
 from onnxfq.passes.qdq_form import QdqForm, Writer
 from onnxfq.targets.genai.cache import write_cache
-from onnxfq.targets.genai.experts import find_unit, join_experts, split_experts
+from onnxfq.targets.genai.experts import join_experts, split_moe
 from onnxfq.targets.genai.matmul_nbits import note_rounding, write_weight
 from onnxfq.targets.genai.policy import PAIR_POLICY, POLICY
 from onnxfq.targets.genai.recipes import RECIPES
@@ -48,7 +49,7 @@ GENAI = Target(
     "genai",
     POLICY,
     recipes=RECIPES,
-    prepare=lambda model: split_experts(_prepare_pairs(model)),
+    prepare=lambda model: split_moe(_prepare_pairs(model)),
     form=QdqForm(_choose_writer, edit=_edit_products),
     unit=find_unit,
 )
