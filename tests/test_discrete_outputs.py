@@ -94,6 +94,13 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...], set[str]]] = {
         ("a",),
         {"y"},
     ),
+    "row by a name that no product changes": (
+        "float[N,16] y",
+        """i = ArgMax <axis = 1, keepdims = 0> (x) n = ai.onnx.ml.LabelEncoder <keys_int64s = [0, 1],
+            values_int64s = [1, 2], default_int64 = 3> (i) e = Gather (table, n) y = Add (a, e)""",
+        ("y",),
+        set(),
+    ),
     "sizes": (
         "float[N,16] y",
         """h = Shape (a) f = Cast <to = 1> (h) e = Mul (f, half) l = Add (e, e) z = Cast <to = 7> (l)

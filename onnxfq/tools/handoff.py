@@ -117,7 +117,7 @@ def handoff(
     feeds, results = [_numbers(feed) for feed in feeds], [_numbers(result) for result in results]
     texts = sorted(named - {name for arrays in (*feeds, *results) for name in arrays})
     if texts:
-        notes.append(f"{', '.join(texts)} hold no numbers, and are left out of the samples")
+        notes.append(f"left out of the samples, because they hold no numbers: {', '.join(texts)}")
     samples = Samples(proto, wanted, first, feeds, results, agreements)
     with replace_folder(path) as made:
         _write(made, kit, samples, found, notes)

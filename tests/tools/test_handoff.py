@@ -163,7 +163,7 @@ def test_texts_sequences_and_long_names(tmp_path: Path):
     )
     feed = {"x" * 300: weights(3, 4), "words": np.asarray(["a", "bc"])}
     result = handoff(proto, tmp_path / "out", data=[feed], options=RunOptions(batch=0))
-    assert "s, said, words hold no numbers, and are left out of the samples" in result.notes
+    assert "left out of the samples, because they hold no numbers: s, said, words" in result.notes
     (raw,) = (tmp_path / "out/raw").iterdir()
     assert raw.read_bytes() == feed["x" * 300].tobytes() and len(raw.name) < 256
     with np.load(tmp_path / "out/outputs/0.npz") as stored:
