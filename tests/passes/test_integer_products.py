@@ -165,7 +165,7 @@ def test_float16(name: str) -> None:
 
 
 def test_what_is_left() -> None:
-    """Weight-only, float8 and zero points stay in float, with the reason; bodies are no reason."""
+    """Weight-only, float8 and zero points stay in float, with the reason; products of bodies do not."""
     assert "one side" in integer_products(qdq_of(stage(linear(256, 6), "tensorrt-int4"))).left["mm"]
     assert "int8" in integer_products(qdq_of(stage(linear(64, 6), "tensorrt-fp8"))).left["mm"]
     proto, _ = product(8, 2, 2, 0, one_sign=False)
