@@ -176,11 +176,11 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2017,  # products of whole numbers that no run scales; no room fell
     "documents": 1527,  # shares of outputs beside their rows; no room fell
     "execution": 1232,  # outputs that are constants, where segments run; no room fell
-    "graph": 5062,  # kinds of models are told where their proto is; no room fell
+    "graph": 5062,  # errors name the attribute that holds a proto; no room fell
     "interchange": 1243,  # caches that are rings of a window; no room fell
     "judging": 1253,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
     "layers": 952,  # two methods round by the moments of one pass; numerics fell
-    "metrics": 427,  # functions of users are told what they get; no room fell
+    "metrics": 427,  # errors of functions of users name what these get; no room fell
     "numerics": 1185,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
     "passes": 1764,  # whole sums in bodies; no room fell
     "placement": 1592,  # routers of experts, by one rule for all targets; no room fell
@@ -190,7 +190,7 @@ ROOM_LINES: dict[str, int] = {
     "report": 1231,  # the metric of the task among the tiles; no room fell
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1891,  # candidates with other inputs, names and runtimes are compared or named; no room fell
-    "support": 1330,  # functions of users are told what they get; no room fell
+    "support": 1330,  # errors of functions of users name what these get; no room fell
     "targets": 6486,  # a recipe of another type is refused; no room fell
     "tools": 1767,  # two pairs in a row, quantizers in local functions; no room fell
     "torch": 5963,  # forwards over their children, writes through views; no room fell
