@@ -174,7 +174,7 @@ ROOM_LINES: dict[str, int] = {
     "cli": 1920,  # an option for rotations; no room fell
     "data": 1752,  # texts have a type that NumPy takes; no room fell
     "diagnosis": 2017,  # products of whole numbers that no run scales; no room fell
-    "documents": 1527,  # shares of outputs beside their rows; no room fell
+    "documents": 1527,  # shares of outputs stand by their rows; no room fell
     "execution": 1232,  # outputs that are constants, where segments run; no room fell
     "graph": 5062,  # errors name the attribute that holds a proto; no room fell
     "interchange": 1243,  # caches that are rings of a window; no room fell
