@@ -21,7 +21,7 @@ KEYWORDS = {
 """Keywords of functions of other quantizers."""
 
 OPTIONS = {
-    "--target": "a recipe names the target, as in `onnxfq quantize --recipe onnxruntime-int8`, and a written file its own",
+    "--target": "a recipe has it, as in `onnxfq quantize --recipe qnn-int8`, and a written file its own",
     "--bits": "the recipe has the bits, as in --recipe tensorrt-int4; `onnxfq recipes` lists them",
     "--to": "`onnxfq cast` writes floats of --float, `onnxfq quantize` integers of --recipe",
     "--model": "the path of the model stands by itself, as in `onnxfq quantize model.onnx`",

@@ -18,7 +18,7 @@ import onnxfq
 from onnxfq.choices import WeightForm
 from onnxfq.cli.main import main
 from onnxfq.data.texts import TextTokens, read_texts
-from onnxfq.errors import DataError, OnnxfqError
+from onnxfq.errors import DataError, ModelError, OnnxfqError
 from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.interchange.genai_folder import GenaiFolder, open_folder
 from onnxfq.metrics import perplexity
@@ -244,8 +244,9 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["handoff", str(made), "-o", str(made.with_name("kit"))]) == 1
     assert "is a folder, which GenAI loads as it is" in capsys.readouterr().err
     assert onnxfq.check(made, "onnxruntime").findings == ()
-    with pytest.raises(OnnxfqError, match="no rules for target 'genai'; known: onnxruntime"):
-        onnxfq.check(made)
+    assert onnxfq.check(made) == onnxfq.check(made, "onnxruntime")
+    with pytest.raises(ModelError, match="by MatMulNBits, .* `onnxfq convert` writes it with pairs"):
+        onnxfq.diagnose(made / "model.onnx")
 
 
 BUILDER = """#!/bin/sh

@@ -24,7 +24,7 @@ from onnxfq.diagnosis.reading.quantizers import (
 from onnxfq.errors import ModelError
 from onnxfq.graph.model import bodies, list_nodes
 from onnxfq.graph.node_fields import input_name
-from onnxfq.graph.ops import ONNX_QUANTIZERS, ONNXFQ_DOMAIN, QDQ_OPS, QUANTIZED_OPS
+from onnxfq.graph.ops import BLOCK_PRODUCTS, ONNX_QUANTIZERS, ONNXFQ_DOMAIN, QDQ_OPS, QUANTIZED_OPS
 from onnxfq.graph.stored_grid import StoredGrid
 from onnxfq.quantized.float_form import Unfolding
 from onnxfq.quantized.number_grids import NumberGrid, quantized_slots
@@ -222,5 +222,9 @@ def switch_form(proto: onnx.ModelProto, source: str, limits: Mapping[str, Limit]
         node.op_type = node.op_type.removeprefix(_KEPT)
     form.passed_over += passed_over
     if not form.activations and not form.constants and not form.passed_over:
+        others = {node.op_type for node in list_nodes(proto.graph)} & BLOCK_PRODUCTS
+        if others:
+            how = f"by {', '.join(sorted(others))}, which this command does not read"
+            raise ModelError(f"{source} is quantized {how}; `onnxfq convert` writes it with pairs")
         raise ModelError(f"{source} has no quantizers; give a quantized model, or quantize it first")
     return form
