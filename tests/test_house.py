@@ -189,7 +189,7 @@ ROOM_LINES: dict[str, int] = {
     "remedies": 1783,  # factors of little expected gain are not measured; numerics fell
     "report": 1241,  # a file without pairs has its verdict; no room fell
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1891,  # candidates with other inputs, names and runtimes are compared or named; no room fell
+    "stages": 1897,  # pairs of nodes are whole feeds; no room fell
     "support": 1330,  # errors of functions of users name what these get; no room fell
     "targets": 6487,  # a recipe of another type is refused; no room fell
     "tools": 1769,  # a file for another target has a note; no room fell
