@@ -163,7 +163,7 @@ def _judged_tensors(proto: onnx.ModelProto) -> list[str]:
 
 
 def _repeats_first_axis(proto: onnx.ModelProto) -> bool:
-    """Tell whether another axis of the inputs has the name of an axis 0, as in pairs of the nodes of a graph."""
+    """Tell whether another axis of the inputs has the name of an axis 0, as in pairs of nodes."""
     shapes = [[dim.dim_param for dim in one.type.tensor_type.shape.dim] for one in proto.graph.input]
     return not {*map(_first_axis, proto.graph.input)}.isdisjoint(
         name for names in shapes for name in filter(None, names[1:])

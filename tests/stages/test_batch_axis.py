@@ -231,7 +231,7 @@ def test_a_graph_in_arrays_of_unequal_size(tmp_path: Path, capfd: pytest.Capture
 
 
 def test_pairs_of_nodes_are_whole() -> None:
-    """Where another axis has the name of axis 0, some rows of one array do not run, and the array is whole."""
+    """One array is whole if some of its rows do not run and another axis has the name of axis 0."""
     proto = made("g (float[N,8] x, float[N,N] p) => (float[N,8] y) { a = MatMul (x, w) y = MatMul (p, a) }")
     (feed,) = open_feeds(proto, {"x": np.ones((7, 8), np.float32), "p": np.eye(7, dtype=np.float32)})
     assert feed["p"].shape == (7, 7)
