@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxfq.cli.main import main
 from onnxfq.data.labels import read_labels
-from onnxfq.documents.scores import EqualShare
+from onnxfq.documents.scores import CandidateScore, EqualShare
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.logits import judge_outputs
@@ -93,6 +93,13 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...], set[str]]] = {
                 q = Gather <axis = 0> (table, j) }>""",
         ("a",),
         {"y"},
+    ),
+    "row by a name that no product changes": (
+        "float[N,16] y",
+        """i = ArgMax <axis = 1, keepdims = 0> (x) n = ai.onnx.ml.LabelEncoder <keys_int64s = [0, 1],
+            values_int64s = [1, 2], default_int64 = 3> (i) e = Gather (table, n) y = Add (a, e)""",
+        ("y",),
+        set(),
     ),
     "sizes": (
         "float[N,16] y",
@@ -188,6 +195,8 @@ def test_shares_by_hand() -> None:
     ) == EqualCounts(1, 2, 0)
     assert str(EqualShare(output="y", equal=0.9999)) == "99.9% equal"
     assert str(EqualShare(output="y", equal=0.5, rows_apart=2)) == "50.0% equal, 2 rows more or less"
+    share = EqualShare(output="y", equal=0.5, rows_apart=2)
+    assert CandidateScore.cells([share])[0][:2] == ("y, 2 rows more or less", "50.0% equal")
 
 
 def test_flattening() -> None:

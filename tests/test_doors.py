@@ -93,6 +93,9 @@ def test_images_of_another_shape(shape: tuple[int, ...]) -> None:
     ("call", "words"),
     [
         (lambda: onnxfq.quantize(123, FEEDS), "the model is of type builtins.int; give a path"),
+        (lambda: onnxfq.quantize(onnxfq.load(conv_relu()), FEEDS), "give a path or .*, which is its .proto$"),
+        (lambda: onnxfq.check(conv_relu().SerializeToString()), "load_from_string makes of bytes$"),
+        (lambda: onnxfq.quantize(conv_relu(), FEEDS, recipe=None), "the recipe is a NoneType; give a name"),
         (lambda: onnxfq.quantize(torch.nn.ReLU(), FEEDS), "of type torch.nn.modules.activation.ReLU; give"),
         (
             lambda: onnxfq.quantize(conv_relu(), FEEDS, options=onnxfq.DataOptions()),

@@ -180,6 +180,12 @@ def _find_commands(words: Sequence[str]) -> Sequence[str]:
     return [first] if first in COMMANDS else []
 
 
+def _find_takers(option: str) -> list[str]:
+    """Return the subcommands that take an option."""
+    known: Any = typer.main.get_command(build_app(COMMANDS))
+    return [name for name, one in known.commands.items() if any(option in p.opts for p in one.params)]
+
+
 def _call(given: Sequence[str]) -> object:
     """Run the command line; a subcommand is called alone, because the options before it load a library."""
     names = _find_commands(given)
@@ -213,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Wrong usage is of a class of click's in older releases of typer, of typer's own in newer ones.
         if not hasattr(error, "format_message"):
             raise
-        return _fail(explain_usage(error), 2)
+        return _fail(explain_usage(error, _find_takers), 2)
 
 
 def _cut(line: str) -> str:

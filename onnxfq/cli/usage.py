@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from onnxfq.cli.console import arguments
@@ -27,8 +27,13 @@ def refuse_repeated(parameters: Iterable[Any], words: Sequence[str]) -> None:
         refuse(count > 1 and is_single, f"{max(one.opts, key=len)} is given {count} times; give it once")
 
 
-def explain_usage(fault: Any) -> str:
-    """Return what a parser says of wrong usage, and the remedy where it has none."""
+def explain_usage(fault: Any, find_takers: Callable[[str], Sequence[str]]) -> str:
+    """Return what a parser says of wrong usage, and the remedy where it has none.
+
+    Args:
+        fault: of the parser.
+        find_takers: returns the commands that take an option.
+    """
     words, parameter = arguments.get(), getattr(fault, "param", None)
     option = getattr(fault, "option_name", "")
     errors: list[Any] = getattr(fault.__cause__, "errors", list)()
@@ -38,6 +43,8 @@ def explain_usage(fault: Any) -> str:
         return f"{max(parameter.opts, key=len)} is {value!r:.40}; give {asked}"
     if option in OPTIONS:
         return f"no option {option} here: {OPTIONS[option]}"
+    if takers := find_takers(option) if option else ():
+        return f"no option {option} here, but of {', '.join(f'`onnxfq {name}`' for name in takers)}"
     if not (option or parameter) and words[0] in COMMANDS:
         return f"no command {words[0]!r}: {COMMANDS[words[0]]}"
     text = str(fault.format_message()).replace("Value error, ", "")  # the validation library's own words

@@ -24,10 +24,15 @@ class InputSpec:
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...] | None
 
+    @property
+    def type_name(self) -> str:
+        """The type that `astype` of NumPy takes; NumPy stores texts as `str`, and only runs need objects."""
+        return "str" if self.dtype.kind == "O" else str(self.dtype)
+
     def __str__(self) -> str:
         """Return the text for messages: `x float32 [?, 3]`."""
         dims = "unknown" if self.shape is None else [("?" if n is None else n) for n in self.shape]
-        return f"{self.name} {self.dtype} {dims}".replace("'", "")
+        return f"{self.name} {self.type_name} {dims}".replace("'", "")
 
 
 Inputs = tuple[InputSpec, ...]

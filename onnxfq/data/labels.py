@@ -55,7 +55,7 @@ def read_labels(labels: Labels, whole: bool = True) -> NDArray[Any]:
         with np.errstate(invalid="ignore"):  # whatever does not survive the cast is refused
             exact = values.size and values.ndim and np.array_equal(values.astype(np.int64), values)
         if not exact:
-            raise DataError(f"{source}: labels must be whole numbers, one per row; got {values.dtype}")
+            raise ValueError(f"they must be whole numbers, got {values.dtype}; others are for a --metric")
     except FileNotFoundError:
         raise DataError(f"no such file: {source}; check the path of the labels") from None
     except (*UNREADABLE, *UNCONVERTIBLE) as fault:

@@ -154,13 +154,13 @@ def cast(array: NDArray[Any], spec: InputSpec, where: str, notes: Notes) -> NDAr
     both_float = array.dtype.kind == "f" and spec.dtype.kind == "f"
     both_integer = array.dtype.kind in "iu" and spec.dtype.kind in "iu"
     if not (both_float or both_integer):
-        hint = f"convert with astype({str(spec.dtype)!r})"
+        hint = f"convert with astype({spec.type_name!r})"
         if spec.dtype.kind == "f" and array.dtype.kind in "iu":
             hint = (
                 "give --scale as in training (0.00392 turns 0..255 into 0..1, 1 leaves it), "
                 f"or scale it and then astype({str(spec.dtype)!r})"
             )
-        raise DataError(misfit(spec, array, f"its dtype must be {spec.dtype}; {hint}"))
+        raise DataError(misfit(spec, array, f"its dtype must be {spec.type_name}; {hint}"))
     with np.errstate(over="ignore"):  # reported below
         changed = array.astype(spec.dtype)
     lost = np.isinf(changed) & ~np.isinf(array) if both_float else changed != array

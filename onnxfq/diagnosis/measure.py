@@ -13,7 +13,7 @@ from onnxfq.data.labels import Labels, read_truth
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.errors import DataError
 from onnxfq.graph.signature import output_names
-from onnxfq.metrics import Metric, check_labels, raise_metric, read_value
+from onnxfq.metrics import TAKES, Metric, check_labels, raise_metric, read_value
 from onnxfq.metrics.classes import top1
 from onnxfq.runtime.session import Session
 from onnxfq.stages.score import score_models
@@ -83,5 +83,5 @@ class Measure:
             truth = self.labels[:rows]
             if len(truth) < rows:
                 raise DataError(f"there are {len(truth)} labels for {rows} samples; give a label for each")
-        with faults_of(self.unit):
+        with faults_of(self.unit, takes=TAKES):
             return read_value(self.function(outputs, truth), self.unit)

@@ -138,8 +138,12 @@ class EqualShare(Record):
 
     def __str__(self) -> str:
         """Return `equal`, or the share in percent rounded down, with the rows that differ in number."""
-        rows = f", {self.rows_apart} rows more or less" if self.rows_apart else ""
-        return "equal" if self.equal == 1 else f"{math.floor(self.equal * 1000) / 10:.1f}% equal{rows}"
+        return "equal" if self.equal == 1 else f"{math.floor(self.equal * 1000) / 10:.1f}% equal{self.apart}"
+
+    @property
+    def apart(self) -> str:
+        """The rows that differ in number, behind the share or the output; "" without any."""
+        return f", {self.rows_apart} rows more or less" if self.rows_apart else ""
 
 
 class SampleScore(Record):
@@ -190,7 +194,7 @@ class CandidateScore(Record):
     def cells(scores: Iterable[OutputScore | EqualShare]) -> list[tuple[str, ...]]:
         """Return rows: output, SQNR or equal share, interval, cosine, largest error, same top-1."""
         return [
-            (one.output, str(one), "", "", "", "")
+            (f"{one.output}{one.apart}", str(one).removesuffix(one.apart), "", "", "", "")
             if isinstance(one, EqualShare)
             else (
                 one.name,

@@ -305,7 +305,7 @@ class CandidateSums:
         for name, output in self.judged.logits.items():
             if name in scores:
                 part = f"{LOGITS}{self.judged.makers.get(name, repr(name))}"
-                changes = {"output": output, "part": part, "top1_agreement": None}
+                changes = {"output": output, "part": part, "top1_agreement": None, "made_by": ""}
                 yield scores[name].model_copy(update=changes)
 
 

@@ -12,7 +12,7 @@ from onnxfq.choices import DeviceChoice
 from onnxfq.data import Feed, Feeds
 from onnxfq.data.inputs import read_only, samples
 from onnxfq.execution.sides import Side, run_sides
-from onnxfq.metrics import Metric, name_metric, read_value
+from onnxfq.metrics import TAKES, Metric, name_metric, read_value
 from onnxfq.support.user_code import faults_of
 
 
@@ -44,5 +44,5 @@ def run_metric(
     name = f"metric {name_metric(metric)}"
     with closing(run_sides([side], every(), threads, device)) as runs:
         outputs = (read_only(dict(zip(side.fetches, arrays, strict=True))) for (arrays,) in runs)
-        with faults_of(name):
+        with faults_of(name, takes=TAKES):
             return read_value(metric(outputs, map(read_only, every()) if labels is None else labels), name)

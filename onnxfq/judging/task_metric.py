@@ -22,7 +22,7 @@ from onnxfq.data.labels import (
 )
 from onnxfq.errors import DataError
 from onnxfq.layers.quantizer_toggles import QuantizerToggles
-from onnxfq.metrics import Metric, raise_metric, read_value
+from onnxfq.metrics import TAKES, Metric, raise_metric, read_value
 from onnxfq.metrics.classes import predict_classes, refuse_label_count, top1
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.support.user_code import faults_of
@@ -149,7 +149,7 @@ class TaskMetric:
         Raises DataError if the metric fails or returns no finite number.
         """
         part, truth = self._read_half(half)
-        with faults_of(self.name):
+        with faults_of(self.name, takes=TAKES):
             value = self._metric(map(read_only, run(part)), truth)
             return read_value(value, self.name)
 

@@ -13,6 +13,7 @@ from onnxfq.metrics.boxes import f1, mean_precision, read_coco
 from onnxfq.metrics.classes import miou, top1, top5
 from onnxfq.metrics.embeddings import cosine, neighbours
 from onnxfq.metrics.language import perplexity as perplexity
+from onnxfq.metrics.metric import TAKES as TAKES
 from onnxfq.metrics.metric import Mean as Mean
 from onnxfq.metrics.metric import Metric as Metric
 from onnxfq.metrics.metric import NamedMetric

@@ -57,7 +57,7 @@ def count_right(classes: NDArray[Any], labels: NDArray[Any], output: str) -> int
 def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataError:
     """Return the error of labels whose number differs from the rows of `output`."""
     each = labels.size // int(rows) if rows.isdecimal() and labels.size % int(rows) == 0 else 0
-    one_hot = ": of one-hot labels their argmax(axis=1)" if each > 1 else ""
+    one_hot = ": of one-hot labels their argmax(axis=1); masks are for --metric miou" if each > 1 else ""
     return DataError(
         f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row{one_hot}"
     )

@@ -17,6 +17,9 @@ Arrays = Mapping[str, NDArray[Any]]
 Metric = Callable[[Iterator[Arrays], Any], float]
 """Takes the outputs of each sample in order, and the labels of their rows or, without labels, the samples."""
 
+TAKES = ": it gets an iterator over outputs, a {name: array} for each sample, and labels"
+"""The same for messages about a function of the user."""
+
 
 @dataclass(frozen=True)
 class NamedMetric:

@@ -8,6 +8,7 @@ operand is split into its upper and lower four bits, 16 a + b, and both sums are
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import replace_nodes
+from onnxfq.graph.model import list_graphs, replace_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.normalize.steps import name_tensors
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.passes.integer_bounds import EXACT, IntegerOperand, longest, outer_axis
 
@@ -48,19 +50,22 @@ class IntegerProducts:
 def integer_products(proto: onnx.ModelProto) -> IntegerProducts:
     """Return a copy of a Q/DQ model whose int8 Conv, ConvTranspose, Gemm and MatMul add up integers.
 
-    Only the main graph changes; nodes of bodies, products of other formats and products with zero points stay
-    unchanged. Tensors keep their names.
+    Products of other formats and products with zero points stay unchanged. Tensors of the main graph keep
+    their names.
     """
     made = with_shapes(proto)
-    rewriter = _MatMulRewriter(made)
-    rewriter.run()
-    return IntegerProducts(made, tuple(rewriter.products), rewriter.left)
+    name_tensors(made)
+    index = GraphIndex.of_model(made)
+    rewriters = [_MatMulRewriter(graph, index) for graph in list_graphs(made.graph)]
+    for rewriter in reversed(rewriters):  # bodies first: a node is copied with its bodies
+        rewriter.run()
+    products = tuple(name for rewriter in rewriters for name in rewriter.products)
+    return IntegerProducts(made, products, dict(ChainMap(*(rewriter.left for rewriter in rewriters))))
 
 
 class _MatMulRewriter:
-    def __init__(self, proto: onnx.ModelProto) -> None:
-        self.graph = proto.graph
-        self.index = GraphIndex(self.graph)
+    def __init__(self, graph: onnx.GraphProto, index: GraphIndex) -> None:
+        self.graph, self.index = graph, index
         self.makers, self.types, self.claim = self.index.makers, self.index.types, self.index.names.claim
         self.cast: dict[str, str] = {}
         self.nodes: list[onnx.NodeProto] = []

@@ -129,6 +129,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
     tiles += [make_tile(f"{table.weight_bytes:.1%}", "of the bytes of constants in low precision")]
     tiles += [make_tile(f"{quantized}/{total}", "operators in low precision")]
     skipped = [*result.plan.skipped, *(result.floats.tensors + result.floats.nodes if result.floats else ())]
+    wider, is_float = find_wider(result.recipe), not result.plan.placements and result.floats is None
     return Content(
         label=label,
         subtitle=f"{Path(result.source).name}, recipe {result.recipe.name} for target "
@@ -136,7 +137,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         + (f"observed over {origin.feeds} runs" if origin.feeds else "no activation observed"),
         tiles=tiles,
         notes=[
-            ("verdict", [verdict(evaluation, result.trials, find_wider(result.recipe), table.layers)]),
+            ("verdict", [verdict(evaluation, result.trials, wider, table.layers, is_float)]),
             *[("promised", [str(one.promised)]) for one in result.trials if one.promised is not None],
             *([("engine", result.engine.lines())] if result.engine is not None else []),
             *_words(proof_lines(evaluation)),

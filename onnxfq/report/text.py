@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -47,6 +48,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
         sqnr = "SQNR       of no output: none comes from floats that are quantized"
         if worst is not None:
             about, where = ("about ", ", on unseen samples") if is_unseen(result) else ("", "")
+            about = about if math.isfinite(worst.sqnr_db) else ""
             where = ", on drawn inputs, not on data" if evaluation.drawn else where
             sqnr = f"SQNR       {about}{worst}{among}{where}"
     shares = [f"same       {share.output!r}: {share}" for candidate in last for share in candidate.shares]
@@ -156,7 +158,9 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     lines += reason_lines(result.plan.skipped, reasons)
     lines += float_lines(result.floats) if result.floats is not None else []
     lines += [f"note       {note}" for note in result.staged.notes]
-    lines.append(f"verdict    {verdict(evaluation, result.trials, find_wider(result.recipe))}")
+    is_float = not result.plan.placements and result.floats is None
+    found = verdict(evaluation, result.trials, find_wider(result.recipe), is_float=is_float)
+    lines.append(f"verdict    {found}")
     lines.append(
         "time       " + ", ".join(f"{stage} {s:.2f} s" for stage, s in result.seconds.items() if s >= 0.005)
     )

@@ -10,7 +10,11 @@ from onnxfq.documents.trial import Trial
 
 
 def verdict(
-    evaluation: Evaluation, trials: Sequence[Trial], wider: str = "", layers: Sequence[LayerRow] = ()
+    evaluation: Evaluation,
+    trials: Sequence[Trial],
+    wider: str = "",
+    layers: Sequence[LayerRow] = (),
+    is_float: bool = False,
 ) -> str:
     """Return `ship`, or what to try or to look at first, and why.
 
@@ -19,12 +23,15 @@ def verdict(
         trials: of remedies and of a promise.
         wider: name of a recipe with a format for layers that lose too much.
         layers: with their shares of the noise, the one that costs most first.
+        is_float: whether nothing is quantized and no float has another type.
     """
     if evaluation.difference:
         return "do not ship: the file is not what was meant; see below what differs"
     worst, scores = evaluation.worst, evaluation.candidates[-1:]
     if any(one.broken for one in scores):
         return "do not ship: an output is infinite or not a number; keep the layers that make it in float"
+    if is_float:
+        return "keep the float model: nothing in this file is quantized"
     if evaluation.drawn:
         return "measure it: inputs were drawn, and only `onnxfq evaluate` with data tells what it loses"
     if any(trial.promised is not None for trial in trials):

@@ -91,7 +91,8 @@ def _compare_rows(
     try:
         first, last = (session.run(row, fetches) for row in apart)
     except DataError:
-        return ["one row cannot run alone"] if _can_run(session, given) else None
+        is_part = _repeats_first_axis(proto) or _can_run(session, given)
+        return ["one row cannot run alone"] if is_part else None
     try:
         results = zip(fetches, session.run(together, fetches), first, last, strict=True)
     except DataError:
@@ -159,6 +160,14 @@ def _judged_tensors(proto: onnx.ModelProto) -> list[str]:
     made = GraphIndex(proto.graph).makers
     outputs = [name for name in output_names(proto) if name not in sized]
     return [name for name in dict.fromkeys((*outputs, *selected)) if name in made]
+
+
+def _repeats_first_axis(proto: onnx.ModelProto) -> bool:
+    """Tell whether another axis of the inputs has the name of an axis 0, as in pairs of nodes."""
+    shapes = [[dim.dim_param for dim in one.type.tensor_type.shape.dim] for one in proto.graph.input]
+    return not {*map(_first_axis, proto.graph.input)}.isdisjoint(
+        name for names in shapes for name in filter(None, names[1:])
+    )
 
 
 def _first_axis(value: onnx.ValueInfoProto) -> str:

@@ -207,7 +207,9 @@ def _read_header(stream: IO[bytes], size: int, otherwise: str) -> _Header:
         header = _Header(*read(stream))
         whole = all(isinstance(size_of_axis, int) and size_of_axis >= 0 for size_of_axis in header.shape)
         if not whole or header.dtype.hasobject:
-            raise ValueError("it has no shape, or holds Python objects, which are not loaded")
+            raise ValueError(
+                "it has no shape, or holds Python objects, which are not loaded; store texts by astype('str')"
+            )
         if stream.tell() + header.bytes > size:
             raise ValueError(f"shape {list(header.shape)} needs {header.bytes} bytes, and it has {size}")
     except Exception as fault:  # NumPy evaluates the header, and raises whatever Python does

@@ -21,7 +21,7 @@ KEYWORDS = {
 """Keywords of functions of other quantizers."""
 
 OPTIONS = {
-    "--target": "the recipe names the target, as in --recipe onnxruntime-int8; `onnxfq recipes` lists them",
+    "--target": "a recipe has it, as in `onnxfq quantize --recipe qnn-int8`, and a written file its own",
     "--bits": "the recipe has the bits, as in --recipe tensorrt-int4; `onnxfq recipes` lists them",
     "--to": "`onnxfq cast` writes floats of --float, `onnxfq quantize` integers of --recipe",
     "--model": "the path of the model stands by itself, as in `onnxfq quantize model.onnx`",

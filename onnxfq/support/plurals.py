@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 _NOUNS = (
-    "activation|cause|channel|feed|file|group|input|kernel|layer|matrice|node|output|quantizer|run|sample|tensor|"
-    "thread|time|weight"
+    "activation|cause|channel|feed|file|group|input|kernel|layer|matrice|node|output|product|quantizer|run|sample|"
+    "tensor|thread|time|weight"
 )
 _VERBS = {"are": "is", "count": "counts", "have": "has", "make": "makes", "stay": "stays", "were": "was"}
 

@@ -58,8 +58,8 @@ def import_function(text: str, option: str) -> Any:
 
 
 @contextmanager
-def faults_of(name: str, error: type[OnnxfqError] = DataError) -> Iterator[None]:
-    """Turn an exception of the user's code `name` into an `error` of one line.
+def faults_of(name: str, error: type[OnnxfqError] = DataError, takes: str = "") -> Iterator[None]:
+    """Turn an exception of the user's code `name`, which `takes` that, into an `error` of one line.
 
     SystemExit and all others; Ctrl-C and errors of this package pass unchanged.
     """
@@ -68,7 +68,7 @@ def faults_of(name: str, error: type[OnnxfqError] = DataError) -> Iterator[None]
     except BaseException as fault:
         if _passes(fault):
             raise
-        raise error(f"{name} failed {_describe(fault)}; repair it") from fault
+        raise error(f"{name} failed {_describe(fault)}; repair it{takes}") from fault
 
 
 def _passes(fault: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.documents.override import apply_changes
 from onnxfq.documents.recipe import Recipe, merge_fields
 from onnxfq.documents.schemes import ActivationScheme, WeightScheme
-from onnxfq.errors import RecipeError, nearest
+from onnxfq.errors import ArgumentError, RecipeError, nearest
 from onnxfq.support.records import parse, read_content
 
 RECIPES: dict[str, Recipe] = {}
@@ -47,6 +48,8 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     """
     if isinstance(recipe, Recipe):
         return recipe
+    if not isinstance(recipe, str | os.PathLike):
+        raise ArgumentError(f"the recipe is a {type(recipe).__name__}; give a name, a .yaml file or a Recipe")
     for name in (str(recipe), f"tensorrt-{recipe}"):
         if name in RECIPES:
             return RECIPES[name]

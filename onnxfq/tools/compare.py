@@ -17,6 +17,7 @@ from onnxfq.documents.scores import EqualShare
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
+from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import ONNX_QUANTIZERS
 from onnxfq.graph.signature import boundaries
 from onnxfq.metrics.outputs import EqualCounts, FlatOutput
@@ -133,8 +134,8 @@ def compare(
     """
     options = options or RunOptions()
     proto, _, source = read_model(model)
-    if not any(node.op_type in ONNX_QUANTIZERS for node in proto.graph.node):
-        raise ModelError(f"{source} has no QuantizeLinear in its main graph; give a Q/DQ model")
+    if not any(node.op_type in ONNX_QUANTIZERS for node in list_nodes(proto.graph)):
+        raise ModelError(f"{source} has no QuantizeLinear; give a Q/DQ model")
     runners = [runner(name) for name in (reference, candidate)]
     ranges = InputRanges()
     given = list(ranges.watch(islice(open_feeds(proto, data, options.batch, options.data.unsurveyed), feeds)))

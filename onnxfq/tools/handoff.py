@@ -23,6 +23,7 @@ from onnxfq.interchange.genai_folder import is_folder
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
+from onnxfq.stages.insert import find_target
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.arrays import write_npz
 from onnxfq.support.files import check_folder, replace_folder
@@ -107,6 +108,8 @@ def handoff(
     check_covered(wanted, feeds)
     covered = None if build is None else replace(build, covered=wanted)
     found = check(proto, target, build=covered, gpus=gpus).model_copy(update={"source": source})
+    if (made_for := find_target(proto)) not in ("", target):
+        notes.append(f"the file is for {made_for}: a recipe of {target} makes one for this folder")
     missing = explain_unsupported(proto)
     results = [] if missing else list(onnxruntime(proto, feeds, output_names(proto), options.threads))
     agreements = {} if missing else _compare_roundings(proto, feeds, results, options.threads)
@@ -117,7 +120,7 @@ def handoff(
     feeds, results = [_numbers(feed) for feed in feeds], [_numbers(result) for result in results]
     texts = sorted(named - {name for arrays in (*feeds, *results) for name in arrays})
     if texts:
-        notes.append(f"{', '.join(texts)} hold no numbers, and are left out of the samples")
+        notes.append(f"left out of the samples, because they hold no numbers: {', '.join(texts)}")
     samples = Samples(proto, wanted, first, feeds, results, agreements)
     with replace_folder(path) as made:
         _write(made, kit, samples, found, notes)

@@ -144,7 +144,7 @@ def _describe_data(inputs: Inputs) -> str:
     """Return what --data of a model is: the arrays of a file and their shapes."""
     shapes = [["unknown shape"] if spec.shape is None else list(spec.shape) for spec in inputs]
     texts = [
-        f"{spec.name} {spec.dtype} [{', '.join('any' if size is None else str(size) for size in shape)}]"
+        f"{spec.name} {spec.type_name} [{', '.join('any' if size is None else str(size) for size in shape)}]"
         for spec, shape in zip(inputs, shapes, strict=True)
     ]
     first = {shape[0] if shape else None for shape in shapes}

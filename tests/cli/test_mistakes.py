@@ -119,6 +119,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "model.onnx is not quantized; quantize it with `onnxfq quantize`",
     ),
     "no data": ("quantize model.onnx -o out.onnx", "recipe tensorrt-int8 needs data to observe"),
+    "option of other commands": (
+        f"{GOOD} --tolerance 3",
+        "no option --tolerance here, but of `onnxfq compare`",
+    ),
     "unknown command": ("quantise model.onnx", "quantise"),
     "negative batch": (f"{GOOD} --batch -1", "--batch"),
     "scale that is no number": (f"{GOOD} --scale big", "--scale is 'big'; give a number, as 0.5"),

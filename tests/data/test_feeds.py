@@ -342,6 +342,7 @@ def test_the_same_dtype_is_passed_on(caplog):
         (np.zeros(2, bool), "float32", "its dtype must be float32"),
         (np.zeros(2, np.int8), "bool", "its dtype must be bool; convert with astype('bool')"),
         (np.array(["a", "b"]), "float32", "its dtype must be float32"),
+        (np.array([b"a", b"b"]), "object", "must be str; convert with astype('str')"),
         (np.array([1, None]), "int64", "its dtype must be int64"),
         (np.array([1, 2**31]), "int32", "2147483648 in feed 0 does not fit int32; give values that do"),
         (np.array([1, -1]), "uint64", "-1 in feed 0 does not fit uint64"),
@@ -365,7 +366,7 @@ def test_dtypes_that_would_change_values(values, wanted, words):
         ("empty", "it is not a zip archive"),
         ("cut", "File is not a zip file"),
         ("bits", ""),
-        ("pickled", "holds Python objects, which are not loaded"),
+        ("pickled", "holds Python objects, which are not loaded; store texts by astype('str')"),
         ("foreign", "'x' in it is not an array"),
     ],
 )

@@ -431,6 +431,8 @@ def test_worst_output_is_the_verdict(result: QuantizeResult) -> None:
     low, high = candidate.outputs[0].interval
     figure = f"24.0 dB ({low:.1f} to {high:.1f}) at 'o24', the worst of 2 outputs, on unseen samples\n"
     assert quantize_summary(other).startswith(f"SQNR       about {figure}")
+    bare = replace(result, plan=result.plan.model_copy(update={"placements": ()}))
+    assert "verdict    keep the float model: nothing in this file is quantized" in quantize_summary(bare)
 
 
 def test_reasons_share_lines(result: QuantizeResult) -> None:

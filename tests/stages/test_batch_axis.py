@@ -230,6 +230,13 @@ def test_a_graph_in_arrays_of_unequal_size(tmp_path: Path, capfd: pytest.Capture
     assert main([*line, "--batch", "0"]) == 0
 
 
+def test_pairs_of_nodes_are_whole() -> None:
+    """One array is whole if some of its rows do not run and another axis has the name of axis 0."""
+    proto = made("g (float[N,8] x, float[N,N] p) => (float[N,8] y) { a = MatMul (x, w) y = MatMul (p, a) }")
+    (feed,) = open_feeds(proto, {"x": np.ones((7, 8), np.float32), "p": np.eye(7, dtype=np.float32)})
+    assert feed["p"].shape == (7, 7)
+
+
 def test_a_run_that_fails_names_the_option() -> None:
     """A window over time that is larger than the rows that are tried: the error has the remedy."""
     text = MIXED["convolution along time"]

@@ -22,6 +22,7 @@ from onnxfq.cli.main import main
 from onnxfq.errors import OutputError
 from onnxfq.interchange.polygraphy_json import inputs_json, outputs_json
 from onnxfq.runtime.session import Session
+from onnxfq.stages.insert import TARGET_KEY
 from onnxfq.stages.options import RunOptions
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.tensorrt.tools import kit
@@ -143,8 +144,10 @@ def test_without_data(tmp_path: Path):
             [add] a = Add (e, x) [mul] y = Mul (a, f) }""",
         {"table": weights(5, 4)},
     )
+    onnx.helper.set_model_props(proto, {TARGET_KEY: "qnn"})
     result = handoff(proto, tmp_path / "out")
-    assert result.notes == ("the samples are random numbers: no data was given",)
+    other = "the file is for qnn: a recipe of tensorrt makes one for this folder"
+    assert result.notes == ("the samples are random numbers: no data was given", other)
     with np.load(tmp_path / "out/inputs/0.npz") as feed:
         assert {k: (v.dtype.name, v.shape) for k, v in feed.items()} == {
             "x": ("float32", (4, 4)),
@@ -163,7 +166,7 @@ def test_texts_sequences_and_long_names(tmp_path: Path):
     )
     feed = {"x" * 300: weights(3, 4), "words": np.asarray(["a", "bc"])}
     result = handoff(proto, tmp_path / "out", data=[feed], options=RunOptions(batch=0))
-    assert "s, said, words hold no numbers, and are left out of the samples" in result.notes
+    assert "left out of the samples, because they hold no numbers: s, said, words" in result.notes
     (raw,) = (tmp_path / "out/raw").iterdir()
     assert raw.read_bytes() == feed["x" * 300].tobytes() and len(raw.name) < 256
     with np.load(tmp_path / "out/outputs/0.npz") as stored:

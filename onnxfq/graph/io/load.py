@@ -68,6 +68,9 @@ _FOLDS = (
 )
 
 
+_OWN = ("proto", "qdq", "model_proto")
+"""Attributes of objects that hold a ModelProto: of `Model`, a result, and what torch exports."""
+
 TakeOut = Callable[[onnx.ModelProto, str], tuple[str, dict[str, ValueLimit]]]
 """Removal of quantizers from a model, in place, with its source: a note, and the limits that it leaves."""
 
@@ -147,7 +150,10 @@ def read_model(
         read = _from_proto(model)
     elif not isinstance(model, str | os.PathLike):
         kind = f"{type(model).__module__}.{type(model).__name__}"
-        raise ArgumentError(f"the model is of type {kind}; give a path or an onnx.ModelProto")
+        own = [name for name in _OWN if isinstance(getattr(model, name, None), onnx.ModelProto)]
+        found = f", which is its .{own[0]}" if own else ""
+        found = ", which onnx.load_from_string makes of bytes" if isinstance(model, bytes) else found
+        raise ArgumentError(f"the model is of type {kind}; give a path or an onnx.ModelProto{found}")
     else:
         read = _from_path(Path(model), data, sizes.limit_in_memory(in_memory))
     _check(read[0], read[2])

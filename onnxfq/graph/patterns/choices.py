@@ -67,14 +67,15 @@ class ChoiceType(NamedTuple):
     follows: bool = False
 
 
+_UNQUANTIZED = {"ai.onnx.ml", "ai.onnx.contrib"}
+"""Domains of classical machine learning and of texts: no operator there is quantized."""
+
+
 def multiplies(node: onnx.NodeProto) -> bool:
     """Tell whether noise of quantization can begin at `node`."""
-    return node.op_type in WEIGHTED_INPUTS.keys() | RECURRENT_OPS or node.domain not in STANDARD_DOMAINS
-
-
-def _is_product(node: onnx.NodeProto) -> bool:
-    """Tell whether `node` may be quantized: no operator of classical machine learning is."""
-    return multiplies(node) and node.domain != "ai.onnx.ml"
+    if node.domain not in STANDARD_DOMAINS:
+        return node.domain not in _UNQUANTIZED
+    return node.op_type in WEIGHTED_INPUTS.keys() | RECURRENT_OPS
 
 
 class ChoiceFinder:
@@ -96,7 +97,7 @@ class ChoiceFinder:
         self.left: dict[str, str] = {}
         self._ahead: set[str] = set()
         for node in reversed(graph.node):
-            if any(map(_is_product, (node, *_inside(node)))) or not self._ahead.isdisjoint(node.output):
+            if any(map(multiplies, (node, *_inside(node)))) or not self._ahead.isdisjoint(node.output):
                 self._ahead |= list_reads(node)
 
     def find(self, node: onnx.NodeProto, noisy: Collection[str]) -> dict[str, ChoiceType]:
@@ -104,7 +105,7 @@ class ChoiceFinder:
         inner = _inside(node)
         if any(_choose_before(node, body) for body in bodies(node)):
             self.left[node.name] = "it chooses in its body"
-        if self._ahead.isdisjoint(node.output) and not any(map(_is_product, inner)):
+        if self._ahead.isdisjoint(node.output) and not any(map(multiplies, inner)):
             return {}
         if not self._ahead.isdisjoint(node.output) and any(one.op_type in CHOOSING for one in inner):
             self.left[node.name] = "it chooses in its body"
@@ -184,11 +185,11 @@ def _choose_before(node: onnx.NodeProto, body: onnx.GraphProto) -> bool:
     """Tell whether a product in `body` depends on a choice in it; in a loop all depend on the turn before."""
     inner = list_nodes(body)
     if node.op_type != "If":
-        return any(one.op_type in CHOOSING for one in inner) and any(map(_is_product, inner))
+        return any(one.op_type in CHOOSING for one in inner) and any(map(multiplies, inner))
     chosen: set[str] = set()
     for one in inner:
         follows = not chosen.isdisjoint(one.input)
-        if follows and _is_product(one):
+        if follows and multiplies(one):
             return True
         if follows or one.op_type in CHOOSING:
             chosen.update(filter(None, one.output))

@@ -52,6 +52,7 @@ GENAI = Target(
     prepare=lambda model: split_moe(_prepare_pairs(model)),
     form=QdqForm(_choose_writer, edit=_edit_products),
     unit=find_unit,
+    rules="onnxruntime",
 )
 
 GENAI_QDQ = replace(
