@@ -17,10 +17,11 @@ from onnxfq.targets.reading.runtime_forms import read_table
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-EVERY = {"onnxruntime": 199, "openvino": 199, "tensorrt": 16, "qnn": 1}
-"""One form of so many is tried again; `scripts/runtime_forms.py --check 1` tries all."""
+STEPS = {"onnxruntime": 199, "openvino": 199, "tensorrt": 16, "qnn": 1}
+EVERY = {name: slice(None, None, step) for name, step in STEPS.items()}
+"""One form of so many is tried again; `scripts/runtime_forms.py --check N` tries others each day."""
 
-PRODUCTS = 47
+PRODUCTS = slice(None, None, 47)
 """One product of so many."""
 
 BETWEEN = "form_tables.between_products"
@@ -51,7 +52,10 @@ def test_the_runtimes_still_say_so(scripts: ModuleType, runtime: str) -> None:
     """A sample of the forms is right, or not, as the table has it."""
     if not NEEDED.get(runtime, lambda: True)():
         pytest.skip("its package is not installed")
-    tried, part = scripts.TABLES[runtime].ask(EVERY[runtime]), scripts.read_parts()[runtime]
+    tried, part = (
+        scripts.TABLES[runtime].ask(EVERY[runtime]),
+        scripts.read_parts()[runtime],
+    )
     assert len(tried) > 10
     assert not scripts.compare(tried, part.rows, part.partly)
 
@@ -63,7 +67,10 @@ def test_products_run_as_the_table_has_it(scripts: ModuleType, runtime: str) -> 
     """Promises of a sample of products are kept, or not, as the table has it."""
     if not NEEDED.get(runtime, lambda: True)():
         pytest.skip("its package is not installed")
-    tried, part = scripts.products.ask_all(runtime, PRODUCTS), scripts.read_parts()[runtime]
+    tried, part = (
+        scripts.products.ask_all(runtime, PRODUCTS),
+        scripts.read_parts()[runtime],
+    )
     assert len(tried) > 5
     assert not scripts.compare(tried, part.rows, part.partly)
 
