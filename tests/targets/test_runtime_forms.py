@@ -52,10 +52,7 @@ def test_the_runtimes_still_say_so(scripts: ModuleType, runtime: str) -> None:
     """A sample of the forms is right, or not, as the table has it."""
     if not NEEDED.get(runtime, lambda: True)():
         pytest.skip("its package is not installed")
-    tried, part = (
-        scripts.TABLES[runtime].ask(EVERY[runtime]),
-        scripts.read_parts()[runtime],
-    )
+    tried, part = scripts.TABLES[runtime].ask(EVERY[runtime]), scripts.read_parts()[runtime]
     assert len(tried) > 10
     assert not scripts.compare(tried, part.rows, part.partly)
 
@@ -67,10 +64,7 @@ def test_products_run_as_the_table_has_it(scripts: ModuleType, runtime: str) -> 
     """Promises of a sample of products are kept, or not, as the table has it."""
     if not NEEDED.get(runtime, lambda: True)():
         pytest.skip("its package is not installed")
-    tried, part = (
-        scripts.products.ask_all(runtime, PRODUCTS),
-        scripts.read_parts()[runtime],
-    )
+    tried, part = scripts.products.ask_all(runtime, PRODUCTS), scripts.read_parts()[runtime]
     assert len(tried) > 5
     assert not scripts.compare(tried, part.rows, part.partly)
 
