@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,10 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
+from onnxfq.graph.names import Use
 from onnxfq.numerics.block_scales import HEADROOM, ScaleRule, choose_scales, global_scale_of
 from onnxfq.numerics.float_types import HALF_TYPES, FloatName
+from onnxfq.placement.operators import BIASED
 
 log = logging.getLogger(__name__)
 
@@ -60,30 +62,52 @@ def encode_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> li
 
 
 def fit_weights_to_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> list[Encoding]:
-    """Return `encodings` with scales of weights at which the bias of their channel fits its integers.
+    """Return `encodings` with scales of weights at which the bias of their channel fits half of int32.
 
-    A bias has the scale of its products and saturates if the weights are tiny. Such weights get a larger
-    scale: they lose steps under 2^-31 of the bias. Weights of 0 allow any scale and get the one that keeps
-    most digits of the bias. Source: onnxruntime's quantizer, `_adjust_weight_scale_for_int32_bias`.
-
-    Raises PlanError as `encode_biases`.
+    A bias has the scale of its products, and saturates if the weights are tiny. The other half is for the
+    sum, which overflows in silence. A bias in float counts too: ONNX Runtime rounds it to int32. Such weights
+    get a larger scale: they lose steps under 2^-30 of the bias, and a sum in float32 has 2^-24. In a plan
+    with integer biases, weights of 0 get the scale that keeps most digits of the bias. Sources: the quantizer
+    of ONNX Runtime, `_adjust_weight_scale_for_int32_bias`, and `weight_bias_quantization.cc` of 1.32.
     """
     known = {encoding.tensor: encoding for encoding in encodings}
     needed: dict[str, NDArray[np.float32]] = {}
-    for bias, data, weight in _products_of_biases(plan, known.values()):
-        values = np.abs(np.asarray(weight_array(model, bias.tensor), np.float64))
-        if weight.scale.ndim == 0:
-            values = values.max(initial=0.0)
-        exact = values / (bias.spec.qtype.qmax * np.asarray(data.scale, np.float64))
-        least = np.nextafter(exact.astype(np.float32), np.float32(np.inf)).reshape(weight.scale.shape)
-        needed[weight.tensor] = np.maximum(needed.get(weight.tensor, least), least)  # the most of its biases
+    for values, data, weight in _find_biases(model, plan, known):
+        most = values.max(initial=0.0) if weight.scale.ndim == 0 else values
+        exact = (most / (_MOST_STEPS * np.asarray(data.scale, np.float64))).astype(np.float32)
+        if exact.size == weight.scale.size and np.isfinite(exact).all():
+            least = np.nextafter(exact, np.float32(np.inf)).reshape(weight.scale.shape)
+            needed[weight.tensor] = np.maximum(needed.get(weight.tensor, least), least)  # the most of all
+    # Without integer biases a half type may round the scales, and tiny ones become 0.
+    floor = np.finfo(np.float32).tiny if plan.biases else np.inf
     for tensor, least in needed.items():
         weight = known[tensor]
-        is_zero = _channels_of_zeros(model, weight) & (least > np.finfo(np.float32).tiny)
+        is_zero = _channels_of_zeros(model, weight) & (least > floor)
         fitting = np.where(is_zero, least, np.maximum(weight.scale, least))
         if (fitting != weight.scale).any():
             known[tensor] = weight.model_copy(update={"scale": fitting})
     return list(known.values())
+
+
+_MOST_STEPS = 2**30
+
+
+def _find_biases(
+    model: Model, plan: Plan, known: Mapping[str, Encoding]
+) -> Iterator[tuple[NDArray[np.float64], Encoding, Encoding]]:
+    """Yield the magnitudes of each vector that is added to a product, and the encodings of its operands."""
+    placed = {use: placement.tensor for placement in plan.placements for use in placement.uses}
+    for node in model.index.nodes:
+        data, weight = (known.get(placed.get(Use(node.name, slot), "")) for slot in (0, 1))
+        if data is None or weight is None or weight.tensor not in model.constants:
+            continue
+        if data.scale.size != 1 or weight.scale.ndim > 1:  # dynamic ones, and blocks
+            continue
+        readers = model.index.readers.get(node.output[0], []) if node.op_type == "MatMul" else []
+        added = readers[0].input if [one.op_type for one in readers] == ["Add"] else []
+        for name in node.input[2:3] if node.op_type in BIASED else added:
+            if name in model.constants and len(model.constants[name].dims) == 1:
+                yield np.abs(np.asarray(weight_array(model, name), np.float64)), data, weight
 
 
 def _channels_of_zeros(model: Model, weight: Encoding) -> NDArray[np.bool_]:

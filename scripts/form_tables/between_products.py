@@ -542,9 +542,9 @@ def _is_cured(network: onnx.ModelProto, runtime: str, kept: Sequence[str]) -> bo
         return False
 
 
-def ask_all(runtime: str, every: int) -> list[Tried]:
-    """Return what a runtime makes of every Nth form, each in a process that may crash."""
-    forms, found = list(list_forms(LAST_OPSET))[::every], list[Tried]()
+def ask_all(runtime: str, part: slice) -> list[Tried]:
+    """Return what a runtime makes of `part` of the forms, each in a process that may crash."""
+    forms, found = list(list_forms(LAST_OPSET))[part], list[Tried]()
     while forms:
         with ProcessPoolExecutor(1, initializer=_forget_table) as pool:
             try:

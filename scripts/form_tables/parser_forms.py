@@ -215,8 +215,8 @@ def parse_models(models: list[onnx.ModelProto]) -> list[str | None]:
     return answers
 
 
-def ask_all(every: int) -> list[Tried]:
-    """Return what the parser says of every Nth form: it is refused if each model with it is."""
+def ask_all(part: slice) -> list[Tried]:
+    """Return what the parser says of `part` of the forms: one is refused if each model with it is."""
     bases = list(list_bases())
     taken: dict[tuple[str, int], list[Base]] = defaultdict(list)
     words: dict[str, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
@@ -232,7 +232,7 @@ def ask_all(every: int) -> list[Tried]:
     forms = [
         pair for pair in forms if not any(pair[0].op == op and getattr(pair[0], at) for op, at in _TOGETHER)
     ]
-    wanted = dict(sorted({repr(form): form for form, _ in forms}.items())[::every])
+    wanted = dict(sorted({repr(form): form for form, _ in forms}.items())[part])
     forms = [pair for pair in forms if repr(pair[0]) in wanted]
     found: dict[str, list[str]] = defaultdict(list)
     for (form, _), answer in zip(forms, parse_models([model for _, model in forms]), strict=True):

@@ -123,8 +123,8 @@ def ask(proto: onnx.ModelProto, target: str, recipe: str) -> str:
     return "" if kept else "runs in float"
 
 
-def ask_all(target: str, every: int) -> list[Tried]:
-    """Return what a runtime makes of every Nth product."""
+def ask_all(target: str, part: slice) -> list[Tried]:
+    """Return what a runtime makes of `part` of the products."""
     asked = [
         (
             RuntimeForm(
@@ -138,4 +138,4 @@ def ask_all(target: str, every: int) -> list[Tried]:
         for bias in product.biases
         for reader in READERS
     ]
-    return [Tried(form._replace(says=ask(proto, target, recipe))) for form, proto, recipe in asked[::every]]
+    return [Tried(form._replace(says=ask(proto, target, recipe))) for form, proto, recipe in asked[part]]

@@ -18,7 +18,7 @@ import onnxfq
 from onnxfq.choices import WeightForm
 from onnxfq.cli.main import main
 from onnxfq.data.texts import TextTokens, read_texts
-from onnxfq.errors import DataError, ModelError, OnnxfqError
+from onnxfq.errors import DataError, OnnxfqError
 from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.interchange.genai_folder import GenaiFolder, open_folder
 from onnxfq.metrics import perplexity

@@ -177,6 +177,27 @@ def test_biases_fit_their_integers(tmp_path: Path) -> None:
         assert (10 * np.log10((wanted**2).mean((0, 2, 3)) / noise) > 20).all()
 
 
+@pytest.mark.parametrize("recipe", ["onnxruntime-int8", "openvino-int8", "qnn-int8", "tensorrt-int8"])
+@pytest.mark.parametrize("linear", [False, True])
+def test_sums_with_large_biases_fit_their_integers(linear: bool, recipe: str, tmp_path: Path) -> None:
+    """ONNX Runtime's plain session keeps sums with a bias of 2^32 steps, planned in integers or in float."""
+    text = (
+        "m = MatMul (x, w) t = Add (m, b) y = MatMul (t, v)"
+        if linear
+        else "t = Conv (x, w, b) y = Conv (t, v)"
+    )
+    shape = (9, 9) if linear else (9, 4, 3, 3)
+    values = {"w": weights(*shape) * np.float32(4e-7), "v": weights(*shape[:1], 9, *shape[2:], seed=1)}
+    proto = build(f"{IMAGE.replace('N', '8')} {{ {text} }}", values | {"b": weights(9, seed=2)})
+    feed, path = {"x": weights(8, 4, 9, 9)}, tmp_path / "q.onnx"
+    onnx.save(proto, tmp_path / "float.onnx")
+    made = plain_quantize(proto, [feed], path, recipe=recipe)
+    assert made.proof is None or not made.proof.kept_float
+    (wanted,) = session(tmp_path / "float.onnx").run(None, feed)
+    (found,) = session(path, tmp_path / "optimized.onnx").run(None, feed)
+    assert 10 * np.log10((wanted**2).mean() / ((found - wanted) ** 2).mean()) > 30
+
+
 def test_pairs_only_between_units() -> None:
     """A sum of a network's input, and of products of matrices, stays in float: pairs would cost more."""
     constants = {"w": CONSTANTS["w"], "p": weights(8, 8), "q": weights(8, 8, seed=1)}

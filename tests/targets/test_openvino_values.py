@@ -130,6 +130,38 @@ def test_products_keep_their_sign(product: str, behind: str) -> None:
     assert ["lost-scale" in found for found in rules] == [False, True]
 
 
+@pytest.mark.parametrize("rows", [6, 16])
+@pytest.mark.parametrize("behind", ["", "r = Relu (m) p = Mul (r, two)"])
+def test_a_left_constant_has_one_scale_in_front_of_a_pair(rows: int, behind: str) -> None:
+    """OpenVINO has the right numbers; scales of rows are still refused, or taken for scales of columns."""
+    text = f"a = Sigmoid (x) {'m' if behind else 'p'} = MatMul (w, a) {behind} y = MatMul (p, v)"
+    values = {"w": weights(rows, 8), "v": weights(16, 4), "two": np.float32([2])}
+    used = {name: one for name, one in values.items() if name != "two" or behind}
+    proto = build(f"g (float[2,8,16] x) => (float[] y) {{ {text} }}", used)
+    feeds = [feed_for(proto, seed) for seed in range(4)]
+    result = plain_quantize(proto, feeds, recipe="openvino-int8")
+    assert result.proof is not None and not result.proof.kept_float and compare(result.qdq, feeds[0]) > 60
+    assert onnxfq.check(result.qdq, "openvino").passed
+    left = deepcopy(result.qdq)
+    (read,) = (node for node in left.graph.node if "w/q" in node.input)
+    read.attribute.append(onnx.helper.make_attribute("axis", 0))
+    for tensor in left.graph.initializer:
+        if tensor.name in read.input[1:]:
+            number = onnx.numpy_helper.to_array(tensor) * np.arange(1, rows + 1)
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(
+                    number.astype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)), tensor.name
+                )
+            )
+    del left.graph.value_info[:]
+    assert "row-scale" in {found.rule for found in onnxfq.check(left, "openvino").findings}
+    if rows == 16:
+        assert compare(left, feeds[0]) < 20, "still"
+    else:
+        with pytest.raises(onnxfq.OnnxfqError, match="cannot compile"):
+            open_model(left, 1)
+
+
 def test_half_types_get_a_bias_of_their_type() -> None:
     """The least number of float16 is not zero, and the file is as in ONNX Runtime."""
     text = "g (float16[N,8,6,6] x) => (float16[N,8,6,6] y) { c = Conv (x, w) r = Relu (c) y = Add (c, r) }"

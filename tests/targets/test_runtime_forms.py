@@ -17,10 +17,11 @@ from onnxfq.targets.reading.runtime_forms import read_table
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-EVERY = {"onnxruntime": 199, "openvino": 199, "tensorrt": 16, "qnn": 1}
-"""One form of so many is tried again; `scripts/runtime_forms.py --check 1` tries all."""
+STEPS = {"onnxruntime": 199, "openvino": 199, "tensorrt": 16, "qnn": 1}
+EVERY = {name: slice(None, None, step) for name, step in STEPS.items()}
+"""One form of so many is tried again; `scripts/runtime_forms.py --check N` tries others each day."""
 
-PRODUCTS = 47
+PRODUCTS = slice(None, None, 47)
 """One product of so many."""
 
 BETWEEN = "form_tables.between_products"

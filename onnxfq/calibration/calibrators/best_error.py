@@ -34,7 +34,8 @@ A higher bound costs too much on real networks: with 20 dB the input of a filter
 """
 # Two rules without this bound lost more than they gained: the range whose lower figure is highest (a
 # voice-activity network +2 dB, a sentence encoder -5 dB), and saturation counted three times (the
-# encoder +1 dB, a text detector -0.012 IoU).
+# encoder +1 dB, a text detector -0.012 IoU). Four standard errors more for saturation, with this bound, gave
+# 14 networks 0.14 dB in the mean, but took 0.1 to 0.3 dB of two, a U-net among them, in three recipes each.
 
 KEPT_DB = 10.0 * math.log10(12.0)
 """SQNR of values as large as one step, 10.8 dB: rounding to steps s has the mean squared error s^2 / 12.

@@ -19,7 +19,7 @@ from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.openvino.build import build_model
 from onnxfq.targets.openvino.operators import OPERATORS
-from onnxfq.targets.openvino.other_values import lost_scales, signed_concats
+from onnxfq.targets.openvino.other_values import lost_scales, row_scales, signed_concats
 from onnxfq.targets.openvino.policy import ALONE, FLOAT, LIMITS, STACKS, ZERO_POINT
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
@@ -204,6 +204,7 @@ RULES: tuple[Rule, ...] = (
     stacked_weights,
     signed_concats,
     lost_scales,
+    row_scales,
     check_forms("openvino"),
 )
 

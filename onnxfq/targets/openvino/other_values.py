@@ -1,10 +1,12 @@
-"""Three forms that OpenVINO 2026.4.1 computes otherwise: plans and files avoid them, a check reports them.
+"""Four forms that OpenVINO 2026.4.1 computes otherwise: plans and files avoid them, a check reports them.
 
 It moves a pair behind a Concat in front of it, and is wrong if the grid is signed. It computes a convolution
 of two quantized operands wrongly if shapes are open, no bias is there, and several operators read the result:
 it forgets the scale for all but one of them. It moves a factor behind a Relu in front of it, also below 0, if
 the product before has no bias. A bias of the least normal float32 keeps both right; sums do not change by it,
-unless they are zero. `tests/targets/test_openvino_values.py` asks the installed release again.
+unless they are zero. It takes the scales of rows of a constant on the left for scales of columns, or does not
+compile, if a pair is behind the product, maybe behind a Relu and factors. Such a constant has one scale.
+`tests/targets/test_openvino_values.py` asks the installed release again.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from onnx import TensorProto
 
 from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
+from onnxfq.graph.follow import is_known_number
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS
 from onnxfq.graph.queries import nodes_by_graph
 from onnxfq.graph.walk import list_graphs
@@ -86,6 +89,37 @@ def _is_rectified(node: Any, outputs: Collection[str]) -> bool:
             return node.op in _FACTORS
         is_behind |= node.op in _RECTIFIERS
     return False
+
+
+ROWS = "OpenVINO takes the scales of its rows for scales of columns in front of a pair"
+
+
+def ends_in_pair(product: Any, is_paired: Callable[[Any], bool], is_constant: Callable[[Any], bool]) -> bool:
+    """Tell whether a pair is behind a product, maybe behind a Relu and factors of one number."""
+    made = product.outputs[0]
+    while not is_paired(made):
+        if [reader.op in ("Div", "Mul", "Relu") for reader in made.outputs] != [True]:
+            return False
+        (reader,) = made.outputs
+        if reader.op != "Relu" and not any(is_known_number(one, is_constant) for one in reader.inputs):
+            return False
+        made = reader.outputs[0]
+    return True
+
+
+def row_scales(reading: CheckContext) -> Iterator[Finding]:
+    """Report constants on the left of a MatMul whose several scales OpenVINO takes for scales of columns."""
+    outputs = {output.name for graph in list_graphs(reading.proto.graph) for output in graph.output}
+
+    def is_paired(tensor: Any) -> bool:
+        return tensor.name not in outputs and {one.op for one in tensor.outputs} == {"QuantizeLinear"}
+
+    for promised, operand, pair in reading.weights():
+        site, several = promised.site, pair.scale is not None and pair.scale.size > 1
+        is_left = site.op == "MatMul" and operand.slot == 0
+        if is_left and several and ends_in_pair(site, is_paired, lambda t: reading.index.is_constant(t.name)):
+            message = f"its weight {operand.tensor!r} has several scales: {ROWS}; use granularity: per_tensor"
+            yield make_finding("row-scale", "wrong", site, message, operand.tensor)
 
 
 def _is_fixed(shape: Sequence[Any] | None) -> bool:

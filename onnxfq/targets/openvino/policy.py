@@ -13,9 +13,10 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.follow import readers_behind
+from onnxfq.graph.follow import is_constant, readers_behind
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, is_weighted
 from onnxfq.graph.queries import is_never_negative, producer_op
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
@@ -25,7 +26,7 @@ from onnxfq.targets.openvino.operators import (
     find_product,
     takes_channel_scales,
 )
-from onnxfq.targets.openvino.other_values import find_joined
+from onnxfq.targets.openvino.other_values import ROWS, ends_in_pair, find_joined
 from onnxfq.targets.reading.limits import Product, TargetLimit, explain, needs_both, refuse
 
 STACKS = "OpenVINO multiplies stacked matrices of several scales wrongly beside a zero point of 0"
@@ -149,10 +150,26 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     plain |= _find_before_channel_scales(decisions, nodes)
     activations = (p for d in decisions if d.node in plain for p in d.placements if p.role == "activation")
     signed = {placement.tensor for placement in activations} - joined - positive
+    paired = {p.tensor for d in decisions for p in d.placements if p.role == "activation"}
+    rows = {
+        node.inputs[0].name
+        for node in products.values()
+        if node.op == "MatMul" and ends_in_pair(node, lambda tensor: tensor.name in paired, is_constant)
+    }
     return [
-        replace(d, placements=tuple(_choose_signs(p, signed, joined) for p in d.placements))
+        replace(
+            d, placements=tuple(_in_one_scale(_choose_signs(p, signed, joined), rows) for p in d.placements)
+        )
         for d in decisions
     ]
+
+
+def _in_one_scale(placement: Placement, rows: Collection[str]) -> Placement:
+    """Return the placement of a weight in `rows` with one scale."""
+    if placement.role != "weight" or placement.tensor not in rows or placement.spec.granularity == PER_TENSOR:
+        return placement
+    spec = placement.spec.model_copy(update={"granularity": PER_TENSOR})
+    return placement.model_copy(update={"spec": spec, "why": f"{placement.why}; one scale: {ROWS}"})
 
 
 def _leave_out_joined(

@@ -31,7 +31,9 @@ from onnxfq.targets.target import AnyModel, BuildOptions, Values
 
 DEVICE = "HTP"
 PROVIDER = "QNNExecutionProvider"
-ARCHITECTURE = "75"
+ARCHITECTURE, CHIP = "75", "57"
+"""A Snapdragon 8 Gen 3 has them. The emulation of an unknown chip refuses much that runs in float."""
+
 _KEPT = 4
 """Most sessions of one model, for feeds of other sizes."""
 
@@ -86,7 +88,7 @@ def register() -> dict[str, str]:
     """Register the provider of QNN, and return its options. Raises RuntimeLibraryError as `load_library`."""
     library = load_library()
     register_library(PROVIDER, library.get_library_path())
-    return {"backend_path": library.get_qnn_htp_path(), "htp_arch": ARCHITECTURE}
+    return {"backend_path": library.get_qnn_htp_path(), "htp_arch": ARCHITECTURE, "soc_model": CHIP}
 
 
 def _with_sizes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:

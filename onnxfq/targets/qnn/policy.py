@@ -92,7 +92,7 @@ def _explain_group_axes(product: Product) -> str:
 
 
 GROUP_AXES = TargetLimit("group-axes", "wrong", _explain_group_axes, "; export one for each group")
-"""In float the whole session fails, so that the planner has no other form."""
+"""In float its numbers are others too, so that the planner has no other form."""
 
 
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
