@@ -184,7 +184,7 @@ ROOM_LINES: dict[str, int] = {
     "numerics": 1185,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
     "passes": 1761,  # rotations in constants; no room fell
     "placement": 1592,  # routers of experts, by one rule for all targets; no room fell
-    "quantized": 1486,  # quantizers in local functions; no room fell
+    "quantized": 1507,  # turned weights are stored as integers; torch fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
     "remedies": 1783,  # factors of little expected gain are not measured; numerics fell
     "report": 1231,  # the metric of the task among the tiles; no room fell
@@ -193,7 +193,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6484,  # experts in QMoE, as products while they are quantized; numerics fell
     "tools": 1767,  # two pairs in a row, quantizers in local functions; no room fell
-    "torch": 5963,  # forwards over their children, writes through views; no room fell
+    "torch": 5975,  # forwards over their children, writes through views; no room fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 
