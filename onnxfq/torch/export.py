@@ -16,12 +16,8 @@ from torch import Tensor, nn
 from onnxfq.errors import DataError, ModelError, nearest
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.node_notes import SCOPES_KEY
-from onnxfq.placement.operators import place_biases
-from onnxfq.quantized.extract_fake_quantize import Lifted
-from onnxfq.stages.derived_scales import encode_biases, fit_weights_to_biases
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.targets.lower_fake_quantize import lift, lower
-from onnxfq.targets.target import target_by_name
 from onnxfq.torch.affine import Redirect
 from onnxfq.torch.calls import TABLE
 from onnxfq.torch.exporters import (
@@ -36,6 +32,7 @@ from onnxfq.torch.exporters import (
 from onnxfq.torch.onnx_node import lowered_later
 from onnxfq.torch.quantizer import quantizers
 from onnxfq.torch.request import Request, bind, name_inputs, read_dynamic_shapes
+from onnxfq.torch.target_form import with_target_form
 
 HALF_TYPES = {torch.float16, torch.bfloat16}
 BFLOAT16_OPSET = 22
@@ -104,29 +101,13 @@ def export_torch(
     exported = export_nodes(model, request, exporter)
     lifted = lift(exported)
     if lifted is not None:
-        exported = lower(_with_biases(lifted, model))
+        targets = {one.target for one in quantizers(model).values()} - {""}
+        exported = lower(with_target_form(lifted, *targets) if len(targets) == 1 else lifted)
         check_lowered(exported, request)
     if path is not None:
         with replace_file(Path(path)) as temporary:
             temporary.write_bytes(exported.SerializeToString())
     return exported
-
-
-def _with_biases(lifted: Lifted, model: nn.Module) -> Lifted:
-    """Return what is quantized for the target of the module, with the biases that it adds in integers.
-
-    Such biases have no quantizer in the module, because the scales of products give theirs.
-    """
-    (target, *others) = {one.target for one in quantizers(model).values() if one.target} or {""}
-    if others or not target:
-        return lifted
-    bare, plan = lifted.model, lifted.plan.model_copy(update={"target": target})
-    biases = place_biases(plan.placements, bare.graph(), None, target_by_name(target).policy)
-    plan = plan.model_copy(update={"placements": (*plan.placements, *biases)})
-    encodings = fit_weights_to_biases(bare, plan, lifted.encodings.encodings)
-    encodings += encode_biases(bare, plan, encodings)
-    encoded = lifted.encodings.model_copy(update={"encodings": tuple(encodings)})
-    return replace(lifted, plan=plan, encodings=encoded)
 
 
 def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -> onnx.ModelProto:
