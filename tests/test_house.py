@@ -193,7 +193,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 1328,  # native libraries in workers, bounded in memory and time; data fell
     "targets": 6484,  # experts in QMoE, as products while they are quantized; numerics fell
     "tools": 1767,  # two pairs in a row, quantizers in local functions; no room fell
-    "torch": 6007,  # exports have pairs and biases of their target, a write is named; no room fell
+    "torch": 6000,  # exports have pairs and biases of their target, a write is named; no room fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

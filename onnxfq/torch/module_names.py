@@ -6,7 +6,7 @@ calls. A tensor has the name of the module, and of what it is there: input, weig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -198,27 +198,20 @@ class CallNames:
     def why_lost(self, uses: Iterable[Use]) -> str:
         """Return why the tensor that these inputs read cannot be quantized; empty if it can."""
         lost = [(use, why) for use in uses if (why := self.explain_lost(self._find(use)))]
-        index, nodes = self.prepared.index, [self._nodes[use.node] for use, _ in lost if use.node]
-
-        def read(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-            return [index.makers[name] for name in node.input if name in index.makers]
-
-        def follow(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-            return [one for name in node.output for one in index.readers.get(name, ())]
-
-        ways = (read, follow) if self.record.writers else ()
-        if any(self._is_written(node, step) for node in nodes for step in ways):
+        nodes = [self._nodes[use.node] for use, _ in lost if use.node and self.record.writers]
+        if any(self._is_written(node, behind) for node in nodes for behind in (False, True)):
             return "the forward writes over it, or over a view of it, and a quantizer would take that away"
         return next((why for _, why in lost), "")
 
-    def _is_written(
-        self, node: onnx.NodeProto, step: Callable[[onnx.NodeProto], Iterable[onnx.NodeProto]]
-    ) -> bool:
+    def _is_written(self, node: onnx.NodeProto, behind: bool) -> bool:
         """Tell whether a node, or the next with a place, is of a call that writes over a tensor."""
         marked = [self.record.places.get(Use(node.name, slot), ()) for slot in range(len(node.input))]
-        calls = {place._replace(leaf=0) for places in marked for place in places}
-        found = not calls.isdisjoint(self.record.writers)
-        return found or (not calls and any(self._is_written(one, step) for one in step(node)))
+        calls, index = {place._replace(leaf=0) for places in marked for place in places}, self.prepared.index
+        if calls:
+            return not calls.isdisjoint(self.record.writers)
+        makers = (index.makers[name] for name in node.input if name in index.makers)
+        readers = (one for name in node.output for one in index.readers.get(name, ()))
+        return any(self._is_written(one, behind) for one in (readers if behind else makers))
 
     def _find(self, use: Use) -> CallPlace | None:
         found = self.record.places.get(use)
