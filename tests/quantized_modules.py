@@ -71,16 +71,10 @@ def roles(plan: onnxfq.Plan, model) -> dict[tuple[str, int], str]:
     for node in model.proto.graph.node:
         order[node.op_type] = order.get(node.op_type, -1) + 1
         names[node.name] = f"{node.op_type} {order[node.op_type]}"
-    readers = {name: (node, slot) for node in model.proto.graph.node for slot, name in enumerate(node.input)}
     found = {}
     for placement in plan.placements:
         for use in placement.uses:
-            spec, place = str(placement.spec), (names[use.node], use.input)
-            if place[0].startswith("Transpose"):  # a weight that is stored the other way round
-                node = next(n for n in model.proto.graph.node if n.name == use.node)
-                reader, slot = readers[node.output[0]]
-                spec, place = spec.replace("axis 0", "axis 1"), (names[reader.name], slot)
-            found[place] = spec
+            found[names[use.node], use.input] = str(placement.spec)
     return found
 
 

@@ -175,12 +175,12 @@ BIAS_SLOT = 2
 
 
 def place_biases(
-    placements: Sequence[Placement], graph: gs.Graph, recipe: Recipe, policy: TargetPolicy
+    placements: Sequence[Placement], graph: gs.Graph, recipe: Recipe | None, policy: TargetPolicy
 ) -> Iterator[Placement]:
     """Yield a placement of each bias that can have the scale of its products, if the policy has a bias type.
 
     Such a bias is a float32 constant [channels] with one reader. Its node has an input with one static scale,
-    and a weight with one scale or one per output channel.
+    and a weight with one scale or one per output channel. A recipe may keep it in float by an override.
     """
     placed = {use: placement for placement in placements for use in placement.uses}
     for node in nodes_by_graph(graph) if policy.bias_qtype else ():
@@ -193,7 +193,7 @@ def place_biases(
         if not policy.runs_in_integers([data, weight]):
             continue
         axis = _axis_of(node, weight)
-        if axis is None or recipe.explain_float(node.name, node.op, bias.name):
+        if axis is None or (recipe is not None and recipe.explain_float(node.name, node.op, bias.name)):
             continue
         granularity = Granularity(0 if axis else None)
         yield Placement(

@@ -61,6 +61,7 @@ def lift_fake_quantize(model: Model) -> Lifted:
     half_even, fractional zero points.
     """
     graph = model.graph()
+    _store_turned(graph)
     lift = _Lift(graph)
     for node in [node for node in graph.nodes if _is_fake_quantize(node)]:
         lift.take(node)
@@ -80,6 +81,29 @@ def lift_fake_quantize(model: Model) -> Lifted:
     )
     encodings = Encodings(model_sha256=digest, encodings=tuple(lift.encodings.values()))
     return Lifted(Model(proto, digest, model.source), plan, encodings, lift.reciprocal)
+
+
+def _store_turned(graph: gs.Graph) -> None:
+    """Quantize turned constants, in place of a Transpose behind: it would part a weight from its product."""
+    editor = Editor(graph)
+    for turn in [node for node in graph.nodes if node.op == "Transpose"]:
+        node = turn.inputs[0].inputs[0] if turn.inputs[0].inputs else turn
+        if not _is_fake_quantize(node) or not isinstance(node.inputs[0], gs.Constant):
+            continue
+        rank = len(node.inputs[0].shape)
+        order = tuple(turn.attrs.get("perm", range(rank)[::-1]))
+        turn.op, turn.domain, turn.attrs = node.op, node.domain, dict(node.attrs)
+        if "axis" in node.attrs:
+            turn.attrs["axis"] = order.index(node.attrs["axis"] % rank)
+        if "block_shape" in node.attrs:
+            turn.attrs["block_shape"] = [node.attrs["block_shape"][axis] for axis in order]
+        suffix = f"/turned{''.join(map(str, order))}"
+        turn.inputs = [
+            editor.constant(one.name + suffix, constant_array(one).transpose(order))
+            if isinstance(one, gs.Constant) and len(one.shape) == rank
+            else one
+            for one in node.inputs
+        ]
 
 
 def drop_copies(model: Model) -> Model:

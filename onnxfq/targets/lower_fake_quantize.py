@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import onnx
 
 from onnxfq.graph.io.load import load
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.passes.insert_qdq import with_qdq
-from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.quantized.extract_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
 from onnxfq.quantized.recognize_fake_quantize import recognize_rounding
-from onnxfq.targets.target import DEFAULT_TARGET, prepare_model
+from onnxfq.targets.target import DEFAULT_TARGET, prepare_model, target_by_name
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def lower_export(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
 
 
 def lower(lifted: Lifted) -> onnx.ModelProto:
-    """Return the Q/DQ model, at the lowest opset, not below the export's, that has its number formats.
+    """Return the Q/DQ model of the target of the plan, at the lowest opset for it, not below the export's.
 
     A model that multiplies by 1 / scale, as torch's functions do, gets a warning. QuantizeLinear divides: a
     value within a rounding error of the midpoint between two numbers may round to the other one.
@@ -48,5 +48,5 @@ def lower(lifted: Lifted) -> onnx.ModelProto:
             "between two steps may round differently; train with arithmetic='divide'",
             lifted.reciprocal,
         )
-    inserted = with_qdq(lifted.model, lifted.plan, lifted.encodings, form=QdqForm(zero_points=True))
-    return drop_copies(inserted).proto
+    form = replace(target_by_name(lifted.plan.target).form, zero_points=True)
+    return drop_copies(with_qdq(lifted.model, lifted.plan, lifted.encodings, form=form)).proto

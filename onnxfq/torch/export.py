@@ -30,7 +30,9 @@ from onnxfq.torch.exporters import (
     run,
 )
 from onnxfq.torch.onnx_node import lowered_later
+from onnxfq.torch.quantizer import quantizers
 from onnxfq.torch.request import Request, bind, name_inputs, read_dynamic_shapes
+from onnxfq.torch.target_form import with_target_form
 
 HALF_TYPES = {torch.float16, torch.bfloat16}
 BFLOAT16_OPSET = 22
@@ -99,7 +101,8 @@ def export_torch(
     exported = export_nodes(model, request, exporter)
     lifted = lift(exported)
     if lifted is not None:
-        exported = lower(lifted)
+        targets = {one.target for one in quantizers(model).values()} - {""}
+        exported = lower(with_target_form(lifted, *targets) if len(targets) == 1 else lifted)
         check_lowered(exported, request)
     if path is not None:
         with replace_file(Path(path)) as temporary:

@@ -72,6 +72,7 @@ def insert(
         if quantizer is None:
             masked = asked.spec.granularity == PER_TENSOR and not masks.isdisjoint(one.tensors)
             quantizer = _quantizer(asked, masked, settings).to(device)
+            quantizer.target = planned.plan.target
             quantizer.masked = (planned.masked, one.tensors) if masked else None
             vars(quantizer)[_PLACED] = asked.spec, asked.calibrator
             quantizer.train(model.get_submodule(one.holders[0].path).training)

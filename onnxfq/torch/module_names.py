@@ -6,7 +6,7 @@ calls. A tensor has the name of the module, and of what it is there: input, weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -184,8 +184,7 @@ class CallNames:
     def explain_lost(self, place: CallPlace | None) -> str:
         """Return why the tensor at a place cannot be quantized; empty if it can."""
         if place is None:
-            inside = "the export computes it inside of one call of torch, or a view of it is written over"
-            return f"{inside}; no quantizer can stand there"
+            return "the export computes it inside of one call of torch; no quantizer can stand there"
         function, number, around = place.function, place.number, place.outer
         while around is not None:
             function, number, around = around
@@ -196,9 +195,23 @@ class CallNames:
         times = f"{name_of(function)} {exported} times in an export and {count} times otherwise"
         return f"the forward of {place.path or 'the model'} calls {times}"
 
-    def why_lost(self, use: Use) -> str:
-        """Return why the tensor that an input reads cannot be quantized; empty if it can."""
-        return self.explain_lost(self._find(use))
+    def why_lost(self, uses: Iterable[Use]) -> str:
+        """Return why the tensor that these inputs read cannot be quantized; empty if it can."""
+        lost = [(use, why) for use in uses if (why := self.explain_lost(self._find(use)))]
+        nodes = [self._nodes[use.node] for use, _ in lost if use.node and self.record.writers]
+        if any(self._is_written(node, behind) for node in nodes for behind in (False, True)):
+            return "the forward writes over it, or over a view of it, and a quantizer would take that away"
+        return next((why for _, why in lost), "")
+
+    def _is_written(self, node: onnx.NodeProto, behind: bool) -> bool:
+        """Tell whether a node, or the next with a place, is of a call that writes over a tensor."""
+        marked = [self.record.places.get(Use(node.name, slot), ()) for slot in range(len(node.input))]
+        calls, index = {place._replace(leaf=0) for places in marked for place in places}, self.prepared.index
+        if calls:
+            return not calls.isdisjoint(self.record.writers)
+        makers = (index.makers[name] for name in node.input if name in index.makers)
+        readers = (one for name in node.output for one in index.readers.get(name, ()))
+        return any(self._is_written(one, behind) for one in (readers if behind else makers))
 
     def _find(self, use: Use) -> CallPlace | None:
         found = self.record.places.get(use)

@@ -114,8 +114,7 @@ def plan_module(
     for one in plan.placements:
         if one.role != "bias":
             refuse_features(asked, one.uses[0].node, one.tensor, is_weight=one.role == "weight")
-    lost = {p.tensor: next(filter(None, map(names.why_lost, p.uses)), "") for p in plan.activations}
-    lost = {tensor: why for tensor, why in lost.items() if why}
+    lost = {p.tensor: why for p in plan.activations if (why := names.why_lost(p.uses))}
     copies, left = list(_list_copies(names, lost)), set[str]()
     while lost and (gone := lost.keys() - _find_moved(plan, copies, names, lost) - left):
         for tensor in filter(gone.__contains__, lost):

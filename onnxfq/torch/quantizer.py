@@ -61,6 +61,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         overwrite: whether `compute_encodings` may replace the scale, see `allow_overwrite`.
         calibrating_observer: name of the observer that `compute_encodings` uses in place of `observer`; empty
             for `observer` itself. The scale is then fixed until `enable_observer` is called.
+        target: name of the target that its module is quantized for; empty for a quantizer on its own.
         masked: where Softmax alone reads what it quantizes, with the names of the tensor there; else None.
     """
 
@@ -116,7 +117,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         self.observer = open_observer(observer, self.spec, self.calibrator, observer_kwargs)
         self.is_observing, self.is_rounding = self.observer is not None, True
         self.overwrite: bool | None = None
-        self.calibrating_observer = ""
+        self.calibrating_observer = self.target = ""
         self.masked: tuple[MaskedScores, tuple[str, ...]] | None = None
         self._by_hand = False
         self._made = True

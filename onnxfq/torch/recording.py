@@ -68,6 +68,7 @@ class CallRecord:
         norms: paths of each convolution and the BatchNorm that alone reads its result.
         views: the calls whose results are views, by what they look at.
         written: those of them whose tensor is written over later; a copy in front of one would lose that.
+        writers: the calls that write over a tensor.
     """
 
     places: dict[Use, tuple[CallPlace, ...]] = field(default_factory=dict)
@@ -80,10 +81,12 @@ class CallRecord:
     norms: list[tuple[str, str]] = field(default_factory=list)
     views: dict[StorageWeakRef, set[CallPlace]] = field(default_factory=dict)
     written: set[CallPlace] = field(default_factory=set)
+    writers: set[CallPlace] = field(default_factory=set)
 
     def find_views(self, call: CallPlace, read: Any, written: Any, result: Any) -> None:
         """Note a call whose results are views of what it read, or the views that one writes over."""
         if written is not None:
+            self.writers.add(call)
             self.written.update(*(self.views.get(one, ()) for one in _storages(written)))
             return
         for one in _storages(read) & _storages(result):

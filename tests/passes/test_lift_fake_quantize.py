@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import onnx
 import pytest
@@ -65,6 +67,23 @@ def test_numbers_are_the_nodes():
     a = fake_quantize(X, 0.1, 3, qtype="uint8")
     b = fake_quantize(constants(proto)["w"], u, qtype="int8", axis=1)
     np.testing.assert_array_equal(run(qdq, x=X)[0], run(plain, a=a, b=b)[0])
+
+
+def test_a_turned_weight_is_stored():
+    """No Transpose stands behind the pair of a weight, whatever its blocks, and all values are the node's."""
+    text = """g (float[4,4] x) => (float[4,4] c, float[4,4] e) {
+        a = onnxfq.FakeQuantize <qtype = "int8", axis = 1, block_size = 2> (w, u)
+        b = Transpose (a)
+        c = Add (x, b)
+        d = Transpose <perm = [1, 0]> (a)
+        e = Sub (x, d) }"""
+    u = np.abs(weights(4, 2)) + np.float32(0.1)
+    proto = model_of(text, {"w": weights(4, 4), "u": u})
+    qdq = lowered(proto)
+    assert Counter(n.op_type for n in qdq.graph.node) == {"DequantizeLinear": 1, "Add": 1, "Sub": 1}
+    b = fake_quantize(constants(proto)["w"], u, qtype="int8", axis=1, block_size=2).T
+    for found, value in zip(run(qdq, x=X[:4]), (X[:4] + b, X[:4] - b), strict=True):
+        np.testing.assert_array_equal(found, value)
 
 
 def test_one_tensor_in_two_grids():

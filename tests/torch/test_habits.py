@@ -143,7 +143,7 @@ def test_a_module_trained_in_float32_is_exported_in_a_half_type(kind, learned):
     """
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     x = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    prepared(model.eval(), x, "onnxruntime-int8")
+    prepared(model.eval(), x, "tensorrt-int8")
     learn_grids(model.train(), learned)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     model(x).square().sum().backward()

@@ -62,8 +62,11 @@ def layers():
         lambda: nn.Sequential(Residual(*layers()), nn.ReLU(), Residual(*layers())),
         lambda: nn.Sequential(Listed(layers()), nn.Linear(16, 4)),
         lambda: nn.Sequential(Named(dict(zip("ab", layers(), strict=True))), nn.Linear(16, 4)),
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 4)), nn.Linear(16, 16), nn.PixelUnshuffle(2), nn.Linear(8, 4)
+        ),
     ],
-    ids=["output", "Sequential", "ModuleList", "ModuleDict"],
+    ids=["output", "Sequential", "ModuleList", "ModuleDict", "inside of one call"],
 )
 def test_a_forward_over_its_children_meets_no_quantizer(make):
     """The export has the pairs of the plan for the float export, and ONNX Runtime gives the module's numbers.
@@ -139,5 +142,7 @@ def test_a_write_through_a_view_is_kept(name):
     np.testing.assert_allclose(run(export_torch(model, X), X), found.numpy(), rtol=0, atol=1e-4)
     plan = plan_of(model)
     left = sum(row.total - row.quantized for row in plan.coverage())
-    assert left == len({one.name for one in plan.skipped}) and all(one.why for one in plan.skipped)
+    assert left == len({one.name for one in plan.skipped})
+    whys = [one.why for one in plan.skipped if "inside of one call" not in one.why]  # y[0, 0] is two steps
+    assert bool(left) == bool(whys) and all("the forward writes over it" in why for why in whys)
     assert left or name == "out"

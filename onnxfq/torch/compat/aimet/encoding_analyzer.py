@@ -133,6 +133,20 @@ class _BinsAnalyzer(EncodingAnalyzer):
         self.observer.merge_stats(stats, input_tensor)
         return stats
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def compute_encodings_from_stats(
+        self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool
+    ) -> Ends:
+        """Return (min, max) of histograms."""
+        _check(stats[0].histogram, num_steps)
+        low, high = self._search(stats, num_steps, is_symmetric)
+        dtype, shape = stats[0].min.dtype, self.observer.shape
+        return low.to(dtype).reshape(shape), high.to(dtype).reshape(shape)
+
+    @abstractmethod
+    def _search(self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool) -> Ends:
+        """Return the range of each histogram, in a row."""
+
 
 @checked_methods("__init__", "set_percentile")
 class PercentileEncodingAnalyzer(_BinsAnalyzer):
@@ -159,16 +173,10 @@ class PercentileEncodingAnalyzer(_BinsAnalyzer):
             raise SpecError(f"percentile must be from 50 to 100, found {percentile}; give another one")
         self.percentile = percentile
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def compute_encodings_from_stats(
-        self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool
-    ) -> Ends:
-        """Return (min, max), edges of bins, with 0 between them."""
-        _check(stats[0].histogram, num_steps)
-        ends = [self._ends(one, num_steps, is_symmetric) for one in stats]
-        shape, dtype = self.observer.shape, stats[0].min.dtype
-        low, high = (torch.stack(end).to(dtype).reshape(shape) for end in zip(*ends, strict=True))
-        return low, high
+    def _search(self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool) -> Ends:
+        """Return edges of bins, with 0 between them."""
+        low, high = zip(*(self._ends(one, num_steps, is_symmetric) for one in stats), strict=True)
+        return torch.stack(low), torch.stack(high)
 
     def _ends(self, stats: BinsSeen, steps: float, is_symmetric: bool) -> Ends:
         low, high = stats.bin_edges[0], stats.bin_edges[-1]
@@ -213,12 +221,8 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
         self.num_offset_candidates, self.max_parallelism = offset_candidates, max_parallelism
         self.gamma = gamma
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def compute_encodings_from_stats(
-        self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool
-    ) -> Ends:
-        """Return (min, max), multiples of one scale."""
-        _check(stats[0].histogram, num_steps)
+    def _search(self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool) -> Ends:
+        """Return multiples of one scale."""
         found = []
         for first in range(0, len(stats), self.max_parallelism):
             part = stats[first : first + self.max_parallelism]
@@ -228,9 +232,7 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
             candidates = self._symmetric if is_symmetric else self._asymmetric
             found.append(self._best(*candidates(low, high, num_steps), part, num_steps))
         delta, offset = (torch.cat(column) for column in zip(*found, strict=True))
-        dtype, shape = stats[0].min.dtype, self.observer.shape
-        lowest = offset * delta
-        return lowest.to(dtype).view(shape), (lowest + num_steps * delta).to(dtype).view(shape)
+        return offset * delta, offset * delta + num_steps * delta
 
     def _symmetric(self, low: Tensor, high: Tensor, steps: float) -> Ends:
         """Return scales and offsets of shape [histograms, scales, offsets]."""

@@ -113,10 +113,9 @@ class AffineEncoding(IntegerGrid, EncodingBase):
     @property
     def dtype(self) -> torch.dtype:
         """The narrowest of uint8, int8, int16 and int32 that holds the grid."""
-        for dtype in (torch.uint8, torch.int8, torch.int16):
-            if torch.iinfo(dtype).min <= self.qmin and self.qmax <= torch.iinfo(dtype).max:
-                return dtype
-        return torch.int32
+        limits = map(torch.iinfo, (torch.uint8, torch.int8, torch.int16))
+        holding = (one.dtype for one in limits if one.min <= self.qmin and self.qmax <= one.max)
+        return getattr(torch, next(holding, "int32"))
 
     def _params(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.zero_point_shift and not torch.compiler.is_compiling():

@@ -1,0 +1,54 @@
+"""Pairs of an export beyond the quantizers of the module: inside of calls, and of biases.
+
+Both follow from the final scales: numbers that an operator moves have the scale from before, and a bias has
+the scale of its products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from onnxfq.documents.encodings import Encoding
+from onnxfq.documents.plan import Placement
+from onnxfq.graph.names import Use
+from onnxfq.graph.ops import DATA_MOVEMENT
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.placement.operators import place_biases, uses_of
+from onnxfq.placement.target_policy import TargetPolicy
+from onnxfq.quantized.extract_fake_quantize import Lifted
+from onnxfq.stages.derived_scales import encode_biases, fit_weights_to_biases
+from onnxfq.targets.target import target_by_name
+
+_MOVED = DATA_MOVEMENT - {"Identity"}  # lifting puts some in front of outputs, for the time being
+
+
+def with_target_form(lifted: Lifted, target: str) -> Lifted:
+    """Return an export of a module for `target`, with the pairs that have no quantizer."""
+    policy, bare = target_by_name(target).policy, lifted.model
+    known = {one.tensor: one for one in lifted.encodings.encodings}
+    moved = list(_place_moved(lifted, policy, known))
+    placements = [*lifted.plan.placements, *moved]
+    placements += place_biases(placements, bare.graph(), None, policy)
+    plan = lifted.plan.model_copy(update={"target": target, "placements": tuple(placements)})
+    encodings = fit_weights_to_biases(bare, plan, known.values())
+    encodings += encode_biases(bare, plan, encodings)
+    encoded = lifted.encodings.model_copy(update={"encodings": tuple(encodings)})
+    return replace(lifted, plan=plan, encodings=encoded)
+
+
+def _place_moved(lifted: Lifted, policy: TargetPolicy, known: dict[str, Encoding]) -> Iterator[Placement]:
+    """Yield each result that an operator moves inside of a call, where no quantizer can stand; encode it."""
+    placed = {use: one for one in lifted.plan.activations for use in one.uses}
+    graph = lifted.model.graph()
+    for node in graph.nodes:
+        given, slots = placed.get(Use(node.name, 0)), policy.operators.get(node.op)
+        if given is None or slots is None or not slots.outputs or node.op not in _MOVED:
+            continue
+        for made in node.outputs if given.spec.granularity == PER_TENSOR else ():
+            uses = tuple(uses_of(made, graph.outputs))
+            if made.name not in known and uses:
+                one = given.model_copy(update={"tensor": made.name, "uses": uses})
+                known[made.name] = known[given.tensor].model_copy(update={"tensor": made.name})
+                placed |= dict.fromkeys(uses, one)
+                yield one
