@@ -137,18 +137,20 @@ class _Combined:
             else:
                 self._reserved[name] = costs[name]
         able = [remedy for remedy in asked if not explain_limit(most_db.get(remedy.name, math.inf))]
-        kept, whole = start, ""
+        kept, whole, unproven = start, "", dict[str, Refusal]()
         if len(self._refusals) < len(asked):
             whole = judge.explain_few()
             paths = [] if whole else self._try_combinations(start, judge.trying, able)
             whole = whole or ("" if paths else NOTHING_GAINS)
+            self._best = paths[0] if paths else self._best
             for path in paths[:PROVEN]:
-                self._best = path
                 why = judge.prove_gain(start, path.candidate).explain_refusal(0.0)
-                whole = whole or why
                 if not why:
-                    kept = path.candidate
+                    kept, self._best = path.candidate, path
                     break
+                whole = whole or why
+                for step in path.steps:
+                    unproven.setdefault(step.remedy, Refusal(why, step.proposal.details))
         figures = self._prove()
         if kept is not start:
             kept = self._drop_losses(figures)
@@ -160,8 +162,9 @@ class _Combined:
                 continue
             gain = figures.get(name)
             is_kept = name in steps and kept is not start
-            missed = Refusal(OTHERS if steps else whole)
-            verdict = steps[name].proposal if name in steps else self._refusals.get(name, missed)
+            missed = Refusal(OTHERS if kept is not start else whole)
+            others = {name: missed} | unproven | self._refusals
+            verdict = steps[name].proposal if name in steps else others[name]
             why = verdict.why if isinstance(verdict, Refusal) else "" if is_kept else whole
             details = tuple(verdict.details)
             if is_kept and figures[name].is_loss:

@@ -9,6 +9,7 @@ from onnxfq.documents.sensitivity import FLOAT
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge, Proposal, Refusal, Remedy
 from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.remedies.rounding_search import is_in_turn, round_again, unround
 from onnxfq.targets.target import target_by_name
 
 
@@ -38,15 +39,19 @@ def explain_fixed_formats(candidate: Candidate, judge: Judge) -> str:
     return "" if {*asked} <= {FLOAT, wide} else f"layers that lose get {' or '.join(asked)}"
 
 
-def widen(candidate: Candidate) -> Candidate:
-    """Return `candidate` with all activations in the wide format of its target."""
-    return candidate.with_recipe(candidate.recipe.override(activations={"qtype": _find_wide(candidate)}))
+def widen(candidate: Candidate, judge: Judge) -> Candidate:
+    """Return `candidate` with all activations in the wide format of its target.
+
+    Weights that make up for what narrow activations lose are rounded again.
+    """
+    recipe = candidate.recipe.override(activations={"qtype": _find_wide(candidate)})
+    return round_again(unround(candidate).with_recipe(recipe), judge)
 
 
 def propose(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the widened candidate."""
-    judge.budget.spend(estimate(candidate, judge))
-    made = widen(candidate)
+    judge.budget.spend(judge.work.calibrate + judge.compare_choosing(1))
+    made = widen(candidate, judge)
     return Proposal(made, [describe(candidate)], price=tell_price(candidate), is_sure=True)
 
 
@@ -62,7 +67,8 @@ def tell_price(candidate: Candidate) -> str:
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the runs of ranges from known statistics, and of a comparison."""
-    return judge.work.calibrate + judge.compare_choosing(1)
+    again = judge.work.round_in_turn(candidate) if is_in_turn(candidate) else 0.0
+    return judge.work.calibrate + judge.compare_choosing(1) + again
 
 
 def _find_wide(candidate: Candidate) -> str:

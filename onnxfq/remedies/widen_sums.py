@@ -13,6 +13,7 @@ from onnxfq.documents.override import Override
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge, Proposal, Refusal, Remedy, explain_gain
 from onnxfq.layers.quantizer_toggles import first_feeds
+from onnxfq.remedies.rounding_search import round_again, unround
 from onnxfq.remedies.widen_activations import (
     asks_for_all,
     describe,
@@ -51,17 +52,20 @@ def propose(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     if not between:
         return Refusal("no tensor lies between operators that take both formats")
     judge.budget.spend(estimate(candidate, judge))
-    toggles = candidate.open_toggles(judge.options)
+    start = unround(candidate)
+    toggles = start.open_toggles(judge.options)
     feeds = first_feeds(judge.choosing, RANKING_FEEDS)
     noises = toggles.noise(feeds, [toggles.enable([group]) for group in toggles.single(between)])
     order = [name for _, name in sorted(zip(noises, between, strict=True), reverse=True)]
     (before_db,) = judge.choose([candidate])
     counts = [1 << at for at in range(len(order).bit_length()) if 1 << at < len(order)] + [len(order)]
-    made = [_widen(candidate, order[:count], wide, judge) for count in counts]
+    made = [_widen(start, order[:count], wide, judge) for count in counts]
     found = judge.choose(made)
-    count, score_db, chosen = next(
+    count, _, chosen = next(
         one for one in zip(counts, found, made, strict=True) if explain_gain(one[1], max(found))
     )
+    chosen = round_again(chosen, judge)
+    (score_db,) = judge.choose([chosen])
     refusal = explain_gain(before_db, score_db)
     if refusal:
         return Refusal(f"{len(order)} tensors in {wide}: {refusal}")
@@ -72,8 +76,9 @@ def list_wider(candidate: Candidate, judge: Judge) -> Iterator[Proposal]:
     """Yield the candidate with all such tensors in the wide format, then with all activations."""
     wide, between = target_by_name(candidate.recipe.target).wide, find_between(candidate)
     if between:
-        yield _propose(_widen(candidate, between, wide, judge), len(between), wide)
-    yield Proposal(widen(candidate), [describe(candidate)], price=tell_price(candidate))
+        made = round_again(_widen(unround(candidate), between, wide, judge), judge)
+        yield _propose(made, len(between), wide)
+    yield Proposal(widen(candidate, judge), [describe(candidate)], price=tell_price(candidate))
 
 
 def _propose(made: Candidate, count: int, wide: str) -> Proposal:

@@ -205,13 +205,18 @@ class CallNames:
 
     def _is_written(self, node: onnx.NodeProto, behind: bool) -> bool:
         """Tell whether a node, or the next with a place, is of a call that writes over a tensor."""
-        marked = [self.record.places.get(Use(node.name, slot), ()) for slot in range(len(node.input))]
-        calls, index = {place._replace(leaf=0) for places in marked for place in places}, self.prepared.index
-        if calls:
-            return not calls.isdisjoint(self.record.writers)
-        makers = (index.makers[name] for name in node.input if name in index.makers)
-        readers = (one for name in node.output for one in index.readers.get(name, ()))
-        return any(self._is_written(one, behind) for one in (readers if behind else makers))
+        index, nodes, seen = self.prepared.index, [node], set[str]()
+        for one in nodes:  # it grows
+            marked = [self.record.places.get(Use(one.name, slot), ()) for slot in range(len(one.input))]
+            calls = {place._replace(leaf=0) for places in marked for place in places}
+            if not calls.isdisjoint(self.record.writers):
+                return True
+            makers = [index.makers[name] for name in one.input if name in index.makers]
+            readers = [reader for name in one.output for reader in index.readers.get(name, ())]
+            following = [] if calls else readers if behind else makers
+            nodes += [other for other in following if other.name not in seen]
+            seen |= {other.name for other in following}
+        return False
 
     def _find(self, use: Use) -> CallPlace | None:
         found = self.record.places.get(use)

@@ -121,7 +121,7 @@ def test_the_gain_is_that_of_samples_without_moments() -> None:
     )
     reported = result.evaluation.candidates[0].outputs
     for own, other, told in zip(seen, unseen, reported, strict=True):
-        assert own.sqnr_db > other.sqnr_db + 3
+        assert own.sqnr_db > other.sqnr_db
         assert told.sqnr_db == pytest.approx(other.sqnr_db, abs=0.5)  # ranges of all samples differ little
 
 

@@ -36,7 +36,7 @@ def test_infinity_and_nan_are_told(data: dict[str, np.ndarray]) -> None:
     (candidate,) = result.evaluation.candidates
     assert candidate.lowest_db == -math.inf and candidate.broken == ("y",)
     lines = quantize_summary(result).splitlines()
-    assert lines[0].startswith("SQNR       about -inf dB at 'y'")
+    assert lines[0].startswith("SQNR       -inf dB at 'y'")
     assert any(line.startswith("not finite 'y': infinity or NaN, unlike") for line in lines)
     assert any(line.startswith("low SQNR   1 of 1 output") for line in lines)
 

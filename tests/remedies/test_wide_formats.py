@@ -109,15 +109,19 @@ def run_on_htp(recipe: str = "qnn-int8", **accuracy: object) -> QuantizeResult:
 
 @pytest.mark.parametrize("words", [{}, {"repair": "thorough"}, {"fallback": WIDE}, {"min_sqnr": 25.0}])
 def test_all_activations_widen_where_float_leaves_the_hardware(words: dict[str, object]) -> None:
-    """The file is the one of the recipe with 16 bits, and no layer is in float; thorough repair goes on."""
+    """The file is that of the recipe with 16 bits but for the rounding of weights, and no layer is in float.
+
+    Thorough repair goes on.
+    """
     result = run_on_htp(**words)
     trial = result.trial("widened")
     assert trial.is_kept and trial.after > trial.before + 10 and trial.cost == "100.0% in uint16"
     assert formats(result) == {WIDE} and not result.recipe.overrides
     wide = run_on_htp("qnn-a16w8", repair=None)
     if "repair" not in words:
-        assert result.plan.placements == wide.plan.placements
-        assert result.encodings.encodings == wide.encodings.encodings
+        assert result.plan.activations == wide.plan.activations
+        assert all(result.encodings[p.tensor] == wide.encodings[p.tensor] for p in wide.plan.activations)
+        assert [p.spec for p in result.plan.weights] == [p.spec for p in wide.plan.weights]
 
 
 def test_a_promise_of_a_metric_widens_too() -> None:
