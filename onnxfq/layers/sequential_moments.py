@@ -166,7 +166,7 @@ class SequentialModels:
             quantized.add(v, v)
             cross.add(u, v)
             if number == sum(alike) // 2:
-                half = quantized.result().matrix(), cross.result().matrix()
+                half = quantized.result().matrix, cross.result().matrix
         sums = plain.result()
         others = quantized.result().matrix(), cross.result().matrix()
         return InputMoments(sums.matrix(), sums.rows, *others, repr(first.tensor), half)

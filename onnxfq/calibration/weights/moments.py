@@ -30,7 +30,7 @@ class InputMoments:
         cross: C = sum of x z^T; None likewise.
         rows: number of inputs in each sum.
         name: of the input, in messages.
-        half: G and C of half of the samples; None where they are not known apart.
+        half: functions that return G and C of half of the samples; None where they are not known apart.
     """
 
     plain: Matrices
@@ -38,7 +38,7 @@ class InputMoments:
     quantized: Matrices | None = None
     cross: Matrices | None = None
     name: str = ""
-    half: tuple[Matrices, Matrices] | None = None
+    half: tuple[Callable[[], Matrices], Callable[[], Matrices]] | None = None
 
     @property
     def seen(self) -> Matrices:

@@ -31,20 +31,21 @@ def correct_weights(weights: Floats, moments: InputMoments) -> Floats:
     """
     if moments.quantized is None or moments.cross is None:
         return weights
-    sums = moments.quantized, moments.cross
-    change = _fit(weights, *sums)
+    whole = moments.quantized
+    wanted = weights @ (moments.cross - whole)
+    change = _solve(whole, wanted)
     if moments.half is None:
         return weights + change
-    half, gain, power = moments.half, 0.0, 0.0
-    other = sums[0] - half[0], sums[1] - half[1]
-    for seen, unseen in ((half, other), (other, half)):
-        guess = _fit(weights, *seen)
-        gain += float(np.vdot(guess, weights @ (unseen[1] - unseen[0])))
-        power += float(np.vdot(guess @ unseen[0], guess))
+    half = moments.half[0]()
+    of_half = weights @ (moments.half[1]() - half)
+    of_rest = wanted - of_half
+    first, second = _solve(half, of_half), _solve(whole - half, of_rest)
+    gain = float((first * of_rest + second * of_half).sum())
+    power = float(((first @ whole - first @ half) * first + second @ half * second).sum())
     shared = min(max(gain, 0.0) / power, 1.0) if power > 0 else 0.0
     return weights + 2 * shared / (1 + shared) * change
 
 
-def _fit(weights: Floats, quantized: Matrices, cross: Matrices) -> Matrices:
-    change = np.linalg.solve(damp(quantized), np.swapaxes(weights @ (cross - quantized), 1, 2))
-    return np.swapaxes(change, 1, 2)
+def _solve(quantized: Matrices, wanted: Floats) -> Floats:
+    """Return `wanted` (G + d)^-1."""
+    return np.swapaxes(np.linalg.solve(damp(quantized), np.swapaxes(wanted, 1, 2)), 1, 2)
