@@ -109,7 +109,7 @@ def run_on_htp(recipe: str = "qnn-int8", **accuracy: object) -> QuantizeResult:
 
 @pytest.mark.parametrize("words", [{}, {"repair": "thorough"}, {"fallback": WIDE}, {"min_sqnr": 25.0}])
 def test_all_activations_widen_where_float_leaves_the_hardware(words: dict[str, object]) -> None:
-    """The file is that of the recipe with 16 bits, apart from the rounding of weights; no layer is in float.
+    """Activations have the grids of the recipe with 16 bits, and no layer is in float.
 
     Thorough repair goes on.
     """
