@@ -254,7 +254,7 @@ def _select_feeds(model: Model, plan: Plan, feeds: Iterable[Feed]) -> list[Feed]
 
 def _join_samples(model: Model, plan: Plan, kept: list[Feed], joined: int) -> list[Feed]:
     """Return `joined` samples as one feed where a run of them is proven to be a run of each."""
-    if joined < 2 or len(kept) < joined:
+    if joined < 2:
         return kept
     inputs = input_specs(model.proto)
     first, last = ends = kept[0], kept[-1]
