@@ -96,6 +96,9 @@ INTEGER_PRODUCTS = frozenset(
 BLOCK_PRODUCTS = frozenset({"MatMulBnb4", "MatMulNBits", "QMoE"})
 """Operators that multiply floats by weights that are stored in blocks of few bits."""
 
+BLOCK_BITS = (2, 4, 8)
+"""Bits of numbers in MatMulNBits, QMoE and GatherBlockQuantized."""
+
 QUANTIZED_OPS = (
     QDQ_OPS
     | ONNX_QUANTIZERS

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.node_fields import attributes_of, input_name
+from onnxfq.graph.ops import BLOCK_BITS
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
 from onnxfq.quantized.number_grids import quantized_slots
 
@@ -69,7 +70,7 @@ def read_nbits(node: onnx.NodeProto, array: Callable[[str], NDArray[Any] | None]
         n, k, known = given["N"], given["K"], True
     blocks = -(-k // block)
     stored = n * (k if is_table else blocks * block)
-    if not known or bits not in (2, 4, 8) or packed.size * 8 != stored * bits:
+    if not known or bits not in BLOCK_BITS or packed.size * 8 != stored * bits:
         raise ModelError(
             f"{node.op_type} {node.name!r} has {packed.size} bytes for {n} x {k} numbers of {bits} bits; "
             "write it again"

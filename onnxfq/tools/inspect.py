@@ -25,7 +25,7 @@ from onnxfq.graph.model import default_opset, list_graphs, list_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.stored_scales import granularity_of
-from onnxfq.graph.ops import BLOCK_PRODUCTS, INTEGER_PRODUCTS, QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import BLOCK_BITS, BLOCK_PRODUCTS, INTEGER_PRODUCTS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
 from onnxfq.interchange.genai_folder import find_decoder, is_folder
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
@@ -189,7 +189,9 @@ def _blocked_weights(node: onnx.NodeProto, index: GraphIndex) -> Iterator[Quanti
     axis = (2 if node.op_type == "QMoE" else 1) - (not block)
     for operand in quantized_slots(node).operands if node.op_type in _BLOCKED else ():
         scale, zeros = (index.array(input_name(node, slot)) for slot in operand[1:])
-        numbers = np.array([1 << (bits - 1)]) if zeros is None else unpack_bits(zeros, bits)
+        numbers = np.array([(1 << max(bits, 1)) >> 1])
+        if zeros is not None and zeros.size and zeros.dtype == np.uint8 and bits in BLOCK_BITS:
+            numbers = unpack_bits(zeros, bits)
         if scale is not None and scale.size:
             yield QuantizedTensor(
                 tensor=node.input[operand.data],

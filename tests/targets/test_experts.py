@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from builders import build, plain_quantize, weights
-from onnx.numpy_helper import to_array
+from onnx.numpy_helper import from_array, to_array
 
 import onnxfq
 from onnxfq.graph.io.load import load
@@ -129,9 +130,8 @@ def test_read_back(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize(("bits", "block"), [(2, 0), (2, 16), (4, 0), (8, 0)])
-def test_other_numbers(bits: int, block: int) -> None:
-    """A QMoE of 2 bits, or with a scale for each row, computes what its float form computes."""
+def numbered(bits: int, block: int) -> onnx.ModelProto:
+    """Return a router and a QMoE with drawn numbers of `bits`; a scale for each row without a block."""
     blocks = f", block_size = {block}" if block else ""
     draw = np.random.default_rng(0)
     given = f"k = 2, accuracy_level = 4, expert_weight_bits = {bits}{blocks}, {LIMITED}"
@@ -146,8 +146,44 @@ def test_other_numbers(bits: int, block: int) -> None:
         constants[f"w{at}"] = draw.integers(0, 256, (EXPERTS, rows, columns * bits // 8)).astype(np.uint8)
         constants[f"s{at}"] = draw.uniform(0.01, 0.03, (EXPERTS, rows, *sizes)).astype(np.float32)
         constants[f"b{at}"] = weights(EXPERTS, rows, seed=at)
-    proto = build(text, constants, opset=21, ir=10, **{"com.microsoft": 1})
+    return build(text, constants, opset=21, ir=10, **{"com.microsoft": 1})
+
+
+@pytest.mark.parametrize(("bits", "block"), [(2, 0), (2, 16), (4, 0), (8, 0)])
+def test_other_numbers(bits: int, block: int) -> None:
+    """A QMoE of 2 bits, or with a scale for each row, computes what its float form computes."""
+    proto = numbered(bits, block)
     assert_close(run(load_existing(proto, "requantize").proto), run(proto))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("expert_weight_bits", 0),
+        ("expert_weight_bits", -4),
+        ("block_size", -1),
+        ("block_size", 1 << 40),
+        ("w1", np.zeros((), np.uint8)),
+        ("b1", np.zeros(2 * INNER, np.float32)),
+        ("b1", np.zeros((EXPERTS + 1, 2 * INNER), np.float32)),
+        ("s2", np.ones(2, np.float32)),
+    ],
+)
+def test_damaged(name: str, value: int | np.ndarray) -> None:
+    """A QMoE whose attributes and constants do not fit is refused in one line, and listed by `inspect`."""
+    proto = numbered(4, 32)
+    (node,) = [node for node in proto.graph.node if node.op_type == "QMoE"]
+    if isinstance(value, int):
+        (given,) = [one for one in node.attribute if one.name == name]
+        given.i = value
+    else:
+        (stored,) = [one for one in proto.graph.initializer if one.name == name]
+        stored.CopyFrom(from_array(value, name))
+    for call in (onnxfq.convert, onnxfq.diagnose):
+        with pytest.raises(onnxfq.errors.ModelError, match="QMoE .* has no known float form"):
+            call(proto)
+    with nullcontext() if name != "block_size" or value > 0 else pytest.raises(onnxfq.OnnxfqError):
+        onnxfq.inspect_model(proto)
 
 
 @pytest.mark.parametrize("name", ["genai-int4", "genai-uint4"])

@@ -27,6 +27,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import replace_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.opset import raise_opset
+from onnxfq.graph.ops import BLOCK_BITS
 from onnxfq.graph.prune import keep_constants
 
 PART = "/split_experts/"
@@ -112,6 +113,8 @@ class _Experts:
         needed = {key for key in names if key[0] != "z"}
         if not is_fused or not needed <= arrays.keys() or len(arrays) + 2 != sum(map(bool, node.input)):
             return [node]
+        if not _fits(attrs, arrays):
+            return [node]
         read = _read_blocks if node.op_type == "QMoE" else _read_floats
         calls = [read(attrs, arrays, at, data) for at, data in ((1, "read"), (2, "gated"))]
         if None in calls:
@@ -123,7 +126,7 @@ class _Experts:
         values["beta"] = np.float32(attrs.get("activation_beta", 0.0))
         given = {name: self._add(f"{stem}{name}", np.array(value)) for name, value in values.items()}
         given |= {"x": node.input[0], "scores": node.input[1]}
-        choice = _CHOICES[attrs.get("normalize_routing_weights", 0)]
+        choice = _CHOICES[bool(attrs.get("normalize_routing_weights", 0))]
         nodes, parts = self._write(stem, _GATES.format(choice), given), list[str]()
         for expert in range(count):
             own = {key: self._add(f"{names[key]}.{expert}", array[expert]) for key, array in arrays.items()}
@@ -148,6 +151,22 @@ class _Experts:
             for ends in (node.input, node.output):
                 ends[:] = [tensors[name] for name in ends]
         return nodes
+
+
+def _fits(attrs: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bool:
+    """Tell whether constants have the shapes of the schema, for the bits and blocks of the attributes."""
+    bits, block = attrs.get("expert_weight_bits", 4), attrs.get("block_size", 0)
+    for at in (1, 2):
+        weight, rows = arrays[f"w{at}"].shape, arrays[f"b{at}"].shape
+        if len(rows) != 2 or weight[:-1] != rows or 0 in weight:
+            return False
+        if f"s{at}" in arrays:
+            width = weight[2] * 8 // bits if bits in BLOCK_BITS else 0
+            if not 0 <= block <= 2 * max(width, _LEAST_BLOCK) or not width:
+                return False
+            if arrays[f"s{at}"].size != rows[0] * rows[1] * (-(-width // block) if block else 1):
+                return False
+    return {array.shape[:1] for array in arrays.values()} == {arrays["b1"].shape[:1]}
 
 
 def _read_floats(attrs: Mapping[str, Any], arrays: dict[str, NDArray[Any]], at: int, data: str) -> str | None:
