@@ -29,6 +29,7 @@ from onnxfq.data.inputs import (
     take_samples,
 )
 from onnxfq.data.options import DataOptions, prepare
+from onnxfq.data.padding import Padding, Prove
 from onnxfq.data.sources import Data, Source, SourceContext, open_source, tells_total
 from onnxfq.data.survey import Survey, ValueRange
 from onnxfq.data.validation import Notes, cast, check_finite, fit_shape, to_array
@@ -78,6 +79,7 @@ class Feeds:
         batch: int = DEFAULT_BATCH,
         options: DataOptions | None = None,
         judge: Judge | None = None,
+        prove: Prove | None = None,
     ) -> None:
         """Create feeds without reading data yet.
 
@@ -88,6 +90,7 @@ class Feeds:
             options: preprocessing and checks.
             judge: asked once whether axis 0 counts samples, before feeds are cut or joined along it; without
                 it, it does.
+            prove: asked once whether padding changes no output; without it padding stays.
 
         Raises DataError for a negative batch.
         """
@@ -104,6 +107,7 @@ class Feeds:
         self._notes = Notes()
         self._judge = judge if samples_open(inputs) else None
         self._whole = False
+        self._padding = None if prove is None else Padding(inputs, prove)
 
     @property
     def total(self) -> int | None:
@@ -135,6 +139,8 @@ class Feeds:
         feeds = self._judged(source)
         if self.options.limit is not None:
             feeds = first_samples(feeds, self.inputs, self.options.limit)
+        if self._padding is not None:
+            feeds = self._padding.cut(feeds, apart=self.batch > 0)
         number = 0
         for feed in rebatch(feeds, self.inputs, self.batch):
             if self.options.nonfinite == "stop":
@@ -151,6 +157,8 @@ class Feeds:
             "%s: %d samples read", source.name, number, extra=reading(source.name, took=f"{number} sample(s)")
         )
         values.judge()
+        if self._padding is not None and (cut_off := self._padding.explain()):
+            self._notes.once(cut_off, source.name)
         if survey is not None:
             self.digest = survey.digest
             survey.tell(self._notes)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.choices import RESAMPLES as RESAMPLES
 from onnxfq.choices import Nonfinite as Nonfinite
+from onnxfq.choices import Padding as Padding
 from onnxfq.data.inputs import Feed, Inputs, InputSpec
 from onnxfq.errors import DataError, nearest
 
@@ -23,6 +24,7 @@ CHOICES = {
     "color": ("rgb", "bgr", "gray"),
     "resample": RESAMPLES,
     "nonfinite": ("stop", "skip"),
+    "padding": ("cut", "pooled", "keep"),
 }
 
 
@@ -49,6 +51,8 @@ class DataOptions:
         example: a known-good sample, as a dict or a file; data whose range differs more than eightfold is
             rejected.
         nonfinite: `stop` at NaN and infinities in the data, or `skip` the check.
+        padding: `cut` what a mask hides where runs prove that no output changes by it; `pooled`: only where
+            no output has its positions; `keep`: never.
         limit: number of samples to read; number of runs if the model fixes its batch.
         survey: warn about few, constant or repeated samples, and compute the digest of the data.
     """
@@ -63,6 +67,7 @@ class DataOptions:
     color: str | None = None
     example: str | Path | Mapping[str, NDArray[Any]] | None = None
     nonfinite: Nonfinite = "stop"
+    padding: Padding = "cut"
     limit: int | None = None
     survey: bool = True
 
@@ -95,6 +100,16 @@ class DataOptions:
     def unsurveyed(self) -> DataOptions:
         """The same for runs that calibrate nothing: number and variety of samples do not matter there."""
         return replace(self, survey=False)
+
+    @property
+    def padded(self) -> DataOptions:
+        """The same for what shows the shapes of the data, or times them."""
+        return replace(self, padding="keep")
+
+    @property
+    def labelled(self) -> DataOptions:
+        """The same for outputs that labels or a metric read: these keep their shapes."""
+        return replace(self, padding="pooled") if self.padding == "cut" else self
 
     @property
     def prepares(self) -> bool:

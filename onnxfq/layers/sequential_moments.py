@@ -45,7 +45,7 @@ from onnxfq.passes.replace_constants import separate_float_readers, weight_tenso
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.random_numbers import SEED_INPUT, with_seed
 from onnxfq.runtime.session import Session
-from onnxfq.stages.batch_axis import take_together
+from onnxfq.stages.input_axes import take_together
 
 log = logging.getLogger(__name__)
 

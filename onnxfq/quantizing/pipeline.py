@@ -30,7 +30,7 @@ from onnxfq.remedies.forms import Forms, compare_models, describe_forms
 from onnxfq.remedies.registry import REMEDIES, finish
 from onnxfq.remedies.runtime_cure import finish_proven
 from onnxfq.stages.inputs import embed_weights, load_written_recipe, open_inputs
-from onnxfq.stages.options import QuantizeOptions, RunOptions, shows_progress
+from onnxfq.stages.options import QuantizeOptions, RunOptions, choose_padding, shows_progress
 from onnxfq.stages.write import write_model
 from onnxfq.support.clock import Clock
 from onnxfq.support.files import make_folder
@@ -95,8 +95,8 @@ def quantize(
 
     Raises an OnnxfqError in one line, and writes nothing, if a stage fails.
     """
-    options, sources = QuantizeOptions.of(options), sources or Sources()
-    accuracy = AccuracyTarget.of(accuracy, data)
+    accuracy, sources = AccuracyTarget.of(accuracy, data), sources or Sources()
+    options = choose_padding(QuantizeOptions.of(options), accuracy.max_drop is not None)
     if isinstance(recipe, list):
         return _quantize_each(model, data, output, recipe, sources, accuracy, options)
     check_model_output(output, model, data, sources.statistics, sources.moments, sources.encodings, recipe)

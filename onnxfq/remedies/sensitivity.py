@@ -33,7 +33,7 @@ from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
 from onnxfq.remedies.mixes import Mixes, open_search, switch_off, with_remedy
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
-from onnxfq.stages.options import QuantizeOptions, RunOptions, shows_progress
+from onnxfq.stages.options import QuantizeOptions, RunOptions, choose_padding, shows_progress
 from onnxfq.support.progress import announce
 from onnxfq.targets.recipes import load_recipe
 
@@ -73,7 +73,7 @@ def sensitivity(
 
     Raises DataError for fewer than one sample, and the errors of `quantize`.
     """
-    options, chosen = QuantizeOptions.of(options), load_recipe(recipe)
+    chosen = load_recipe(recipe)
     if accuracy is not None and accuracy.fits_size:
         raise DataError("a size is a promise of quantize; sensitivity takes min_sqnr or max_drop")
     if accuracy is not None and accuracy.max_drop is not None:
@@ -81,6 +81,7 @@ def sensitivity(
             raise DataError("the promise has a metric already; leave metric and labels out")
         metric, labels = accuracy.metric, accuracy.labels
     check_labels(metric, labels is not None)
+    options = choose_padding(QuantizeOptions.of(options), metric is not None or labels is not None)
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
     if isinstance(data, DrawnInputs):

@@ -36,7 +36,7 @@ from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.inputs import QuantizeSession, with_unique_names
 from onnxfq.stages.insert import find_target
-from onnxfq.stages.options import RunOptions, open_feeds, shows_progress
+from onnxfq.stages.options import RunOptions, choose_padding, open_feeds, shows_progress
 from onnxfq.stages.score import score_models
 from onnxfq.support.progress import counting
 from onnxfq.targets.target import TARGETS, Opener, collect_parts
@@ -80,7 +80,7 @@ def evaluate(
 
     Raises an OnnxfqError in one line.
     """
-    options = options or RunOptions()
+    options = choose_padding(options or RunOptions(), metric is not None or labels is not None)
     check_labels(metric, labels is not None)
     measure = None if metric is None else find_metric(metric)
     opener = _find_opener(runtime)

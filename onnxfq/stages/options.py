@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -17,7 +17,7 @@ from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions
 from onnxfq.errors import ArgumentError, DataError
 from onnxfq.runtime.random_numbers import explain_draws
-from onnxfq.stages.batch_axis import find_mixing
+from onnxfq.stages.input_axes import find_mixing, proves_padding
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.support.progress import StageProgress, show_progress
 from onnxfq.targets.tensorrt.gpus import read_gpu
@@ -25,6 +25,7 @@ from onnxfq.targets.tensorrt.gpus import read_gpu
 log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Options = TypeVar("Options", bound="RunOptions")
 
 
 @dataclass(frozen=True)
@@ -121,15 +122,28 @@ class QuantizeOptions(RunOptions):
         return QuantizeOptions(**{one.name: getattr(options, one.name) for one in fields(options)})
 
 
+def choose_padding(options: Options, is_labelled: bool) -> Options:
+    """Return `options` whose data keeps the padding that labels, a metric or a 16-bit float type see.
+
+    Values beyond such a type are infinite, and infinity times a probability of 0 is NaN.
+    """
+    if isinstance(options, QuantizeOptions) and options.floats != ALL_FLOAT32:
+        return replace(options, data=options.data.padded)
+    return replace(options, data=options.data.labelled) if is_labelled else options
+
+
 def open_feeds(
     model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
 ) -> Feeds:
     """Return feeds of `data`; each is checked against the inputs of `model` when it is read.
 
-    Runs of the model tell whether an open axis 0 counts samples, along which feeds are cut and joined. A note
-    names the nodes of the model that draw random numbers.
+    Runs of the model tell whether an open axis 0 counts samples, along which feeds are cut and joined, and
+    whether padding that a mask hides changes an output; where it does not, it is cut off. A note names the
+    nodes of the model that draw random numbers.
     """
     note = explain_draws(model)
     if note:
         log.warning("%s", note)
-    return Feeds(data, input_specs(model), batch, options, partial(find_mixing, model))
+    padding = (options or DataOptions()).padding
+    prove = None if padding == "keep" else partial(proves_padding, model, is_pooled=padding == "pooled")
+    return Feeds(data, input_specs(model), batch, options, partial(find_mixing, model), prove)

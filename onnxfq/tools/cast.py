@@ -102,7 +102,7 @@ def cast(
     reading model and data.
     """
     options = options or RunOptions()
-    options = replace(options, data=options.data.unsurveyed)
+    options = replace(options, data=options.data.unsurveyed.padded)
     _refuse_types(floats, overflow)
     check_model_output(output, model, data)
     recipe = load_recipe("tensorrt-int8").model_copy(update={"existing": "keep"})

@@ -138,7 +138,9 @@ def compare(
         raise ModelError(f"{source} has no QuantizeLinear; give a Q/DQ model")
     runners = [runner(name) for name in (reference, candidate)]
     ranges = InputRanges()
-    given = list(ranges.watch(islice(open_feeds(proto, data, options.batch, options.data.unsurveyed), feeds)))
+    given = list(
+        ranges.watch(islice(open_feeds(proto, data, options.batch, options.data.unsurveyed.padded), feeds))
+    )
     if not given:
         raise DataError("there is no feed to compare on; give data")
     tensors = boundaries(proto)

@@ -100,7 +100,7 @@ def handoff(
         feeds = [draw_feed(proto, wanted)]
         notes.append("the samples are random numbers: no data was given")
     else:
-        given = count.over(open_feeds(proto, data, options.batch, options.data.unsurveyed))
+        given = count.over(open_feeds(proto, data, options.batch, options.data.unsurveyed.padded))
         feeds = list(islice(given, SAMPLES))
         for _ in given:  # only their shapes count
             pass

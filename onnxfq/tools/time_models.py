@@ -74,7 +74,7 @@ def time_on_data(
     reference: Path, candidates: Mapping[str, AnyModel], data: Data, options: RunOptions
 ) -> Timing:
     """Return the times of models on the first feed of `data`, which is opened for it, as `time_models`."""
-    reader = replace(options.data.unsurveyed, limit=None)
+    reader = replace(options.data.unsurveyed.padded, limit=None)
     feed = next(iter(open_feeds(read_model(reference)[0], data, options.batch, reader)))
     name = f"{reference.name} (reference)" if reference.name in candidates else reference.name
     return time_models(reference, candidates, feed, options.threads, reference_name=name)

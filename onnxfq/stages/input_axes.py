@@ -1,4 +1,4 @@
-"""Whether axis 0 of a model's inputs counts samples, measured by runs of a few rows.
+"""Axes of the inputs of a model, measured by runs of a few samples: which counts these, and has padding.
 
 Samples do not know of each other: rows together give what each of them gives alone. The steps of a sequence,
 the nodes of a graph and the points of a cloud do not, and a model that sees one at a time is another one.
@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
+from onnxfq.data.padding import CutSample
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
 from onnxfq.graph.index import GraphIndex
@@ -24,7 +25,7 @@ from onnxfq.graph.signature import output_names, sized_by_values, with_outputs
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.random_numbers import needs_seed
-from onnxfq.runtime.segmented_session import open_in_segments
+from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments
 from onnxfq.runtime.session import Session
 
 SAME_DB = 40.0
@@ -49,9 +50,7 @@ def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], g
         apart: the first and the last of these rows.
         given: a feed as the data has it; if a row cannot run and this can, a row is only a part of a sample.
     """
-    nodes = _all_nodes(proto)
-    steps = any(node.op_type in QDQ_OPS | QUANTIZED_OPS for node in nodes) or holds_types(proto, HALVES)
-    verdicts = _compare_rows(proto, together, apart, given, SAME_DB_OF_STEPS if steps else SAME_DB)
+    verdicts = _compare_rows(proto, together, apart, given, _least_db(proto))
     if verdicts is None:
         return ""
     if verdicts:
@@ -72,22 +71,55 @@ def take_together(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed])
     return bool(verdicts) and not any(verdicts or ())
 
 
+def proves_padding(proto: onnx.ModelProto, samples: Sequence[CutSample], is_pooled: bool) -> bool:
+    """Tell whether `proto` gives all outputs alike without the padding of `samples`.
+
+    Runs that fail prove nothing. A model that draws random numbers has no two runs to compare.
+
+    Args:
+        proto: the model.
+        samples: padded, and without padding.
+        is_pooled: whether no output may have the positions of the padding.
+    """
+    try:
+        session, fetches = _open_judged(proto)
+        if session is None:
+            return False
+        runs = [(one, session.run(one.padded, fetches), session.run(one.cut, fetches)) for one in samples]
+    except (DataError, ModelError, RuntimeLibraryError):
+        return False
+    least = _least_db(proto)
+    return all(
+        _is_same(one, whole, cut, is_pooled, least)
+        for one, wholes, cuts in runs
+        for whole, cut in zip(wholes, cuts, strict=True)
+    )
+
+
+def _is_same(sample: CutSample, whole: Any, cut: Any, is_pooled: bool, least: float) -> bool:
+    """Tell whether an output is the same at the positions that a sample keeps."""
+    if not all(isinstance(one, np.ndarray) and one.dtype.kind in "fiub" for one in (whole, cut)):
+        return False
+    if whole.ndim != cut.ndim or (is_pooled and whole.shape != cut.shape):
+        return False
+    size, length = sample.size, sample.kept.stop - sample.kept.start
+    differs = [(a, b) for a, b in zip(whole.shape, cut.shape, strict=True) if a != b]
+    if any(pair != (size, length) for pair in differs):
+        return False
+    kept = tuple(sample.kept if a != b else slice(None) for a, b in zip(whole.shape, cut.shape, strict=True))
+    return _sqnr(whole[kept], cut) >= least
+
+
 def _compare_rows(
     proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], given: Feed, least: float
 ) -> list[str] | None:
     """Return for each output the evidence against samples, empty if there is none; None if no run works."""
-    nodes = _all_nodes(proto)
-    training = any(attr.name == "training_mode" and attr.i for node in nodes for attr in node.attribute)
-    # Each run of such a model is another one.
-    fetches = [] if training or needs_seed(proto) else _judged_tensors(proto)
-    if not fetches:
-        return []
-    packed = weight_bytes(proto) <= limit_in_memory(None)
     try:
-        opened = partial(Session, packed=packed, pooled=False)
-        session = open_in_segments(with_outputs(proto, fetches), opened, fetches)
+        session, fetches = _open_judged(proto)
     except (ModelError, RuntimeLibraryError):
         return None
+    if session is None:
+        return []
     try:
         first, last = (session.run(row, fetches) for row in apart)
     except DataError:
@@ -100,6 +132,26 @@ def _compare_rows(
     rows = len(next(array for array in together.values() if array.ndim))
     verdicts = [_judge(*one, rows, least) for one in results]
     return [verdict for verdict in verdicts if verdict is not None]
+
+
+def _least_db(proto: onnx.ModelProto) -> float:
+    """Return the SQNR in dB from which outputs of two runs of `proto` are the same."""
+    steps = any(node.op_type in QDQ_OPS | QUANTIZED_OPS for node in _all_nodes(proto))
+    return SAME_DB_OF_STEPS if steps or holds_types(proto, HALVES) else SAME_DB
+
+
+def _open_judged(proto: onnx.ModelProto) -> tuple[SegmentedSession | Session | None, list[str]]:
+    """Return a session of `proto` and the tensors that tell; None where each run is another one.
+
+    Raises ModelError and RuntimeLibraryError for a model that cannot run.
+    """
+    training = any(attr.name == "training_mode" and attr.i for n in _all_nodes(proto) for attr in n.attribute)
+    fetches = [] if training or needs_seed(proto) else _judged_tensors(proto)
+    if not fetches:
+        return None, []
+    packed = weight_bytes(proto) <= limit_in_memory(None)
+    opened = partial(Session, packed=packed, pooled=False)
+    return open_in_segments(with_outputs(proto, fetches), opened, fetches), fetches
 
 
 def _all_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:

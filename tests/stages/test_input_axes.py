@@ -14,7 +14,7 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data import Feed
 from onnxfq.errors import DataError
-from onnxfq.stages.batch_axis import take_together
+from onnxfq.stages.input_axes import take_together
 from onnxfq.stages.options import open_feeds
 
 RNG = np.random.default_rng(0)
@@ -250,7 +250,7 @@ def test_a_run_that_fails_names_the_option() -> None:
 def test_sure_data_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Feeds of one row that are run alone, and a fixed axis 0, need no proof."""
     monkeypatch.setattr(
-        "onnxfq.stages.batch_axis.Session", lambda *_, **__: pytest.fail("a session was opened")
+        "onnxfq.stages.input_axes.Session", lambda *_, **__: pytest.fail("a session was opened")
     )
     proto = made(BATCHED["rows"])
     assert len([*open_feeds(proto, feeds_of(proto, 1, 40))]) == 40

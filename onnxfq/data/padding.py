@@ -1,0 +1,140 @@
+"""Padding: positions of a sample that a mask hides. Cut off, they set no range and move no weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.data.inputs import Feed, Inputs, WholeFeed, samples
+
+MOST_HELD = 32
+"""Feeds, from the first one with padding, whose samples prove that it changes no output."""
+
+
+class CutSample(NamedTuple):
+    """A padded sample, the same without its padding, and the positions of the first that the second has."""
+
+    padded: Feed
+    cut: Feed
+    size: int
+    kept: slice
+
+    @property
+    def length(self) -> int:
+        """Number of positions that are kept."""
+        return int(self.kept.stop - self.kept.start)
+
+
+Prove = Callable[[Sequence[CutSample]], bool]
+"""Tells whether runs of the model prove that the cut positions change no output."""
+
+
+class Padding:
+    """Cuts the padding of samples where runs prove that it changes no output.
+
+    A mask is an input of two axes, the second one open, with a block of ones in each row, at its begin or
+    at its end, and zeros elsewhere. Every axis of an input behind the first that is open and has the size of
+    the mask is cut with it. No sample becomes shorter than the shortest one that runs have proven.
+    """
+
+    def __init__(self, inputs: Inputs, prove: Prove) -> None:
+        """Cut feeds of `inputs`; `prove` is asked once for a mask, with its shortest and longest sample."""
+        self._inputs, self._prove = inputs, prove
+        self._masks: dict[str, int] | None = None
+        """The proven masks, and the length of their shortest sample; None before a padded one is read."""
+        self._positions = self._left = 0
+
+    def cut(self, feeds: Iterable[Feed], apart: bool) -> Iterator[Feed]:
+        """Yield `feeds` without padding, padded ones sample by sample if `apart`, else to their longest."""
+        feeds = iter(feeds)
+        if self._masks is None:
+            held = yield from self._decide(feeds)
+            feeds = chain(held, feeds)
+        for feed in feeds:
+            for row in samples(feed, self._inputs) if self._masks and apart else [feed]:
+                yield self._cut(row)
+
+    def explain(self) -> str:
+        """Return what was cut off; empty for nothing."""
+        if not self._left:
+            return ""
+        share = self._left / self._positions
+        names = " and ".join(map(repr, self._masks or ()))
+        return f"{share:.0%} of the positions are padding by {names}: they change no output, and are cut off"
+
+    def _decide(self, feeds: Iterator[Feed]) -> Generator[Feed, None, list[Feed]]:
+        """Find the masks. Yield the feeds in front of the first padded one, and return those read with it."""
+        names = [one.name for one in self._inputs if one.shape and one.shape[1:] == (None,)]
+        held: list[Feed] = []
+        for feed in feeds:
+            names = [name for name in names if _kept_positions(feed[name]) is not None]
+            rows = [*samples(feed, self._inputs)]
+            if names and not held and not any(self._find(rows, name) for name in names):
+                yield feed
+                continue
+            held.append(feed)
+            if not names or len(held) == MOST_HELD:
+                break
+        if not held:
+            return held
+        self._masks = {}
+        for name in names:
+            rows = [self._cut(row) for feed in held for row in samples(feed, self._inputs)]
+            found = self._find(rows, name)
+            ends = found[:1] + [one for one in found[-1:] if one.length > found[0].length]
+            if ends and self._prove(ends):
+                self._masks[name] = ends[0].length
+        self._positions = self._left = 0
+        return held
+
+    def _find(self, rows: Iterable[Feed], mask: str) -> list[CutSample]:
+        """Return the padded samples of `rows`, the shortest first."""
+        found = (_cut_sample(row, self._inputs, mask) for row in rows)
+        return sorted(filter(None, found), key=lambda sample: sample.length)
+
+    def _cut(self, feed: Feed) -> Feed:
+        """Return `feed` without the padding of all proven masks."""
+        for name, least in () if isinstance(feed, WholeFeed) else (self._masks or {}).items():
+            found = _cut_sample(feed, self._inputs, name, least)
+            self._positions += feed[name].size
+            if found is not None:
+                feed = found.cut
+                self._left += found.padded[name].size - feed[name].size
+        return feed
+
+
+def _cut_sample(feed: Feed, inputs: Inputs, mask: str, least: int = 0) -> CutSample | None:
+    """Return `feed` and a form that has `least` positions or more, or None where nothing is padding."""
+    kept, size = _kept_positions(feed[mask]), feed[mask].shape[-1]
+    length = size if kept is None else max(kept.stop - kept.start, least)
+    if kept is None or length >= size:
+        return None
+    kept = slice(0, length) if kept.start == 0 else slice(size - length, size)
+    cut = {one.name: _cut_axes(feed[one.name], one.shape or (), size, kept) for one in inputs}
+    return CutSample(feed, cut, size, kept)
+
+
+def _kept_positions(mask: NDArray[Any]) -> slice | None:
+    """Return the positions that a mask leaves in any row, or None for another input."""
+    if mask.ndim != 2 or not mask.size or mask.dtype.kind not in "biuf":
+        return None
+    ones, size = mask == 1, mask.shape[1]
+    counts = ones.sum(axis=1)
+    if not counts.all() or not (ones | (mask == 0)).all():
+        return None
+    places = np.arange(size)
+    if (ones == (places < counts[:, None])).all():
+        return slice(0, int(counts.max()))
+    if (ones == (places >= size - counts[:, None])).all():
+        return slice(size - int(counts.max()), size)
+    return None
+
+
+def _cut_axes(array: NDArray[Any], shape: Sequence[int | None], size: int, kept: slice) -> NDArray[Any]:
+    """Return the `kept` positions of `array` along each open axis of `size`, except for the first axis."""
+    axes = [at > 0 and dim is None and array.shape[at] == size for at, dim in enumerate(shape)]
+    return array[tuple(kept if is_cut else slice(None) for is_cut in axes)]
