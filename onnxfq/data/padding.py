@@ -1,4 +1,4 @@
-"""Padding: positions of a sample that a mask hides. Cut off, they set no range and move no weight."""
+"""Padding: positions of a sample that a mask hides. Without it, these set no range and move no weight."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ MOST_HELD = 32
 
 
 class CutSample(NamedTuple):
-    """A padded sample, the same without its padding, and the positions of the first that the second has."""
+    """A padded sample, the same without its padding, and the positions that hold no padding.
+
+    A sample of fixed size keeps it: its own positions, repeated, fill the others.
+    """
 
     padded: Feed
     cut: Feed
     size: int
     kept: slice
+    is_filled: bool
 
     @property
     def length(self) -> int:
@@ -36,9 +40,9 @@ Prove = Callable[[Sequence[CutSample]], bool]
 class Padding:
     """Cuts the padding of samples where runs prove that it changes no output.
 
-    A mask is an input of two axes, the second one open, with a block of ones in each row, at its begin or
-    at its end, and zeros elsewhere. Every axis of an input behind the first that is open and has the size of
-    the mask is cut with it. No sample becomes shorter than the shortest one that runs have proven.
+    A mask is an input of two axes with a block of ones in each row, at its begin or at its end, and zeros
+    elsewhere. Every other axis of an input that has the size of the mask, and is open or fixed like it, is
+    cut with it, except for the first one. No sample becomes shorter than the shortest that runs have proven.
     """
 
     def __init__(self, inputs: Inputs, prove: Prove) -> None:
@@ -62,13 +66,14 @@ class Padding:
         """Return what was cut off; empty for nothing."""
         if not self._left:
             return ""
-        share = self._left / self._positions
-        names = " and ".join(map(repr, self._masks or ()))
-        return f"{share:.0%} of the positions are padding by {names}: they change no output, and are cut off"
+        masks, share = self._masks or {}, self._left / self._positions
+        done = "cut off" if all(masks.values()) else "filled with the others, repeated"
+        names = " and ".join(map(repr, masks))
+        return f"{share:.0%} of the positions are padding by {names}: they change no output, and are {done}"
 
     def _decide(self, feeds: Iterator[Feed]) -> Generator[Feed, None, list[Feed]]:
         """Find the masks. Yield the feeds in front of the first padded one, and return those read with it."""
-        names = [one.name for one in self._inputs if one.shape and one.shape[1:] == (None,)]
+        names = [one.name for one in self._inputs if len(one.shape or ()) == 2]
         held: list[Feed] = []
         for feed in feeds:
             names = [name for name in names if _kept_positions(feed[name]) is not None]
@@ -87,7 +92,7 @@ class Padding:
             found = self._find(rows, name)
             ends = found[:1] + [one for one in found[-1:] if one.length > found[0].length]
             if ends and self._prove(ends):
-                self._masks[name] = ends[0].length
+                self._masks[name] = 0 if ends[0].is_filled else ends[0].length
         self._positions = self._left = 0
         return held
 
@@ -103,19 +108,27 @@ class Padding:
             self._positions += feed[name].size
             if found is not None:
                 feed = found.cut
-                self._left += found.padded[name].size - feed[name].size
+                self._left += len(feed[name]) * (found.size - found.length)
         return feed
 
 
 def _cut_sample(feed: Feed, inputs: Inputs, mask: str, least: int = 0) -> CutSample | None:
-    """Return `feed` and a form that has `least` positions or more, or None where nothing is padding."""
+    """Return `feed` and a form that has `least` positions or more, or None where nothing is padded."""
     kept, size = _kept_positions(feed[mask]), feed[mask].shape[-1]
     length = size if kept is None else max(kept.stop - kept.start, least)
     if kept is None or length >= size:
         return None
-    kept = slice(0, length) if kept.start == 0 else slice(size - length, size)
-    cut = {one.name: _cut_axes(feed[one.name], one.shape or (), size, kept) for one in inputs}
-    return CutSample(feed, cut, size, kept)
+    (own,) = (one.shape[1] for one in inputs if one.name == mask and one.shape)
+    start = 0 if kept.start == 0 else size - length
+    positions = start + (np.arange(size) - start) % length
+    taken = positions[start : start + length] if own is None else positions
+    cut = {}
+    for one in inputs:
+        cut[one.name] = feed[one.name]
+        for axis, dim in enumerate((one.shape or ())[1:], 1):
+            if dim == own and feed[one.name].shape[axis] == size and (own is None or one.name != mask):
+                cut[one.name] = cut[one.name].take(taken, axis)
+    return CutSample(feed, cut, size, slice(start, start + length), own is not None)
 
 
 def _kept_positions(mask: NDArray[Any]) -> slice | None:
@@ -132,9 +145,3 @@ def _kept_positions(mask: NDArray[Any]) -> slice | None:
     if (ones == (places >= size - counts[:, None])).all():
         return slice(size - int(counts.max()), size)
     return None
-
-
-def _cut_axes(array: NDArray[Any], shape: Sequence[int | None], size: int, kept: slice) -> NDArray[Any]:
-    """Return the `kept` positions of `array` along each open axis of `size`, except for the first axis."""
-    axes = [at > 0 and dim is None and array.shape[at] == size for at, dim in enumerate(shape)]
-    return array[tuple(kept if is_cut else slice(None) for is_cut in axes)]

@@ -102,12 +102,18 @@ def _is_same(sample: CutSample, whole: Any, cut: Any, is_pooled: bool, least: fl
         return False
     if whole.ndim != cut.ndim or (is_pooled and whole.shape != cut.shape):
         return False
-    size, length = sample.size, sample.kept.stop - sample.kept.start
-    differs = [(a, b) for a, b in zip(whole.shape, cut.shape, strict=True) if a != b]
-    if any(pair != (size, length) for pair in differs):
+    shapes = list(zip(whole.shape, cut.shape, strict=True))
+    if any(a != b and (a, b) != (sample.size, sample.length) for a, b in shapes):
         return False
-    kept = tuple(sample.kept if a != b else slice(None) for a, b in zip(whole.shape, cut.shape, strict=True))
-    return _sqnr(whole[kept], cut) >= least
+    is_filled = sample.is_filled and not is_pooled
+    kept, left = (
+        tuple(sample.kept if is_cut else slice(None) for is_cut in axes)
+        for axes in (
+            [a != b or (is_filled and a == sample.size) for a, b in shapes],
+            [is_filled and a == sample.size for a, _ in shapes],
+        )
+    )
+    return _sqnr(whole[kept], cut[left]) >= least
 
 
 def _compare_rows(

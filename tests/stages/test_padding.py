@@ -94,6 +94,28 @@ def test_a_sample_is_cut_to_its_tokens(end: str, from_left: bool, caplog: pytest
     assert_equal(read(model, short, batch=0), [{name: a[:, kept] for name, a in short[0].items()}])
 
 
+@pytest.mark.parametrize("from_left", [False, True])
+@pytest.mark.parametrize("end", [TOKENS, POOLED])
+def test_a_sample_of_fixed_size_is_filled(end: str, from_left: bool) -> None:
+    """Its tokens, repeated, take the place of padding, and ONNX Runtime gives them the same values."""
+    model, (padded, bare) = make_model(end), make_samples(from_left)
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[1].dim_value = SIZE
+    session = ort.InferenceSession(model.SerializeToString())
+    found = read(model, padded)
+    for one, own, filled in zip(padded, bare, found, strict=True):
+        tokens = one["mask"][0] == 1
+        assert {name: set(a.ravel()) for name, a in filled.items() if name != "mask"} == {
+            name: set(a.ravel()) for name, a in own.items() if name != "mask"
+        }
+        np.testing.assert_array_equal(filled["ids"][:, tokens], own["ids"])
+        np.testing.assert_array_equal(filled["mask"], one["mask"])
+        whole, same = (session.run(None, feed)[0] for feed in (one, filled))
+        if end == TOKENS:
+            whole, same = whole[:, tokens], same[:, tokens]
+        np.testing.assert_array_equal(whole, same)
+
+
 @pytest.mark.parametrize("end", [MEAN, POOLED])
 def test_padding_that_counts_stays(end: str) -> None:
     """A mean over all positions reads the padding; with `keep` all of it stays."""
