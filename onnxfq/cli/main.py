@@ -21,7 +21,7 @@ from onnxfq.cli.console import show_notes
 from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.option import flag
 from onnxfq.cli.streams import hold_results
-from onnxfq.cli.usage import explain_extra, explain_usage, refuse_repeated
+from onnxfq.cli.usage import explain_extra, explain_usage, refuse_other_bytes, refuse_repeated
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.support.interrupts import INTERRUPTED, was_raised
 from onnxfq.support.plurals import agree_numbers
@@ -104,6 +104,7 @@ class _Command(_Flags, typer.core.TyperCommand):
         if ctx.resilient_parsing:  # a shell that completes a line repeats what it will
             return super().parse_args(ctx, args)
         refuse_repeated(self.params, args)
+        refuse_other_bytes(args)
         ctx.allow_extra_args = True
         extra = super().parse_args(ctx, args)
         if extra:

@@ -128,3 +128,13 @@ def test_odd_paths(command: str, inputs: Path, server: CommandServer, tmp_path: 
         faults.append(find_fault(command, parameter, odd, inputs, folder, server))
         shutil.rmtree(folder)
     assert not any(faults), "\n".join(filter(None, faults))
+
+
+@pytest.mark.parametrize("command", TABLE)
+def test_names_of_other_bytes(command: str, inputs: Path, server: CommandServer) -> None:
+    """A name that UTF-8 does not hold is refused before anything is read: no result could name the file."""
+    for parameter in (one for one in TABLE[command] if one.is_path):
+        ended = server.run(with_value(command, parameter, "m\udcff.onnx"), inputs)
+        assert (ended.code, ended.fault) == (2, "")
+        words = " ".join(ended.err.split())
+        assert "'m\\udcff.onnx' holds bytes that UTF-8 does not have; rename the file" in words
