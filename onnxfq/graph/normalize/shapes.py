@@ -9,6 +9,7 @@ from onnx import shape_inference
 from onnx.helper import make_tensor_type_proto
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.external.messages import take_fields
 from onnxfq.graph.external.weightless import strip_weights
 from onnxfq.graph.model import list_graphs
 from onnxfq.support.records import join_lines
@@ -37,9 +38,7 @@ def add_shapes(proto: onnx.ModelProto) -> None:
                 "the model is not a valid ONNX model: its shapes contradict each other "
                 f"({join_lines(fault)[:180]}); export it again"
             ) from None
-    for field in ("node", "output", "value_info"):
-        proto.graph.ClearField(field)
-        getattr(proto.graph, field).extend(getattr(inferred, field))
+    take_fields(proto.graph, inferred, "node", "output", "value_info")
 
 
 def correct_shapes(proto: onnx.ModelProto) -> str:
