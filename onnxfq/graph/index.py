@@ -64,6 +64,11 @@ class GraphIndex:
         tensor = self.constants.get(name)
         return None if tensor is None else tensor_array(tensor)
 
+    def number(self, name: str) -> float | None:
+        """Return the value of a constant of one number; None for another tensor."""
+        values = self.array(name)
+        return None if values is None or values.size != 1 else float(values.item())
+
     @cached_property
     def stored(self) -> dict[str, onnx.TensorProto]:
         """Name -> initializer, or the tensor of a Constant node."""

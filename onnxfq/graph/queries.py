@@ -217,7 +217,7 @@ def distances_upward(tensor: gs.Tensor) -> dict[str, int]:
 
 def half_slots(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset[int]:
     """Return the inputs of a standard operator that may have the half type, by ONNX's schema."""
-    schema = _schema(node, opset)
+    schema = find_schema(node, opset)
     return frozenset() if schema is None else _slots(schema, schema.inputs, len(node.input), half)
 
 
@@ -225,11 +225,12 @@ def half_outputs(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset
     """Return the outputs of a standard operator that have the half type when its inputs do."""
     if node.op_type == "LayerNormalization":  # the others are statistics, of the type of stash_type
         return frozenset({0})
-    schema = _schema(node, opset)
+    schema = find_schema(node, opset)
     return frozenset() if schema is None else _slots(schema, schema.outputs, len(node.output), half)
 
 
-def _schema(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:
+def find_schema(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:
+    """Return the definition of a standard operator at an opset; None if ONNX has none."""
     try:
         return onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:

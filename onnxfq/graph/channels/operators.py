@@ -130,14 +130,9 @@ def _pass_on(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> I
 def _clip(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Limits of 0 and infinity bind every multiple of a channel alike."""
     limits = [attrs.get("min", -np.inf), attrs.get("max", np.inf)]
-    for place, name in enumerate(node.input[1:]):
-        value = context.index.array(name) if name else None
-        if name and (value is None or value.size != 1):
-            return None
-        if value is not None:
-            limits[place] = float(value.reshape(-1)[0])
+    limits += [context.index.number(name) for name in node.input[1:] if name]
     top = float(np.finfo(np.float32).max)
-    free = all(value == 0.0 or abs(value) >= top for value in limits)
+    free = all(value is not None and (value == 0.0 or abs(value) >= top) for value in limits)
     return _pass_on(node, attrs, context) if free else None
 
 
@@ -146,15 +141,14 @@ def _pad(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids |
     ids, pads = context.of(node.input[0]), context.index.array(node.input[1])
     if pads is None or len(node.input) > 3 and node.input[3]:
         return _pass_on(node, attrs, context) if ids.size == 1 else None
-    if attrs.get("mode", b"constant") == b"constant" and len(node.input) > 2 and node.input[2]:
-        value = context.index.array(node.input[2])
-        if value is None or float(value.reshape(-1)[0]) != 0.0:
-            return None
+    is_filled = attrs.get("mode", b"constant") == b"constant"
+    if is_filled and input_name(node, 2) and context.index.number(node.input[2]) != 0.0:
+        return None
     before, after = pads.reshape(2, -1).tolist()
     for axis, more in enumerate(zip(before, after, strict=True)):
         if ids.shape[axis] == 1 or not any(more):
             continue
-        if min(more) < 0 or attrs.get("mode", b"constant") != b"constant":
+        if min(more) < 0 or not is_filled:
             return None
         # New channels of zeros may have any factor.
         ends = [context.ties.fresh((*ids.shape[:axis], n, *ids.shape[axis + 1 :])) for n in more]

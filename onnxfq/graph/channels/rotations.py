@@ -325,10 +325,8 @@ def _square(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> I
     still = context.still(output)
     if not ids.any():
         return still
-    if node.op_type == "Pow":
-        power = context.index.array(node.input[1])
-        if power is None or power.size != 1 or float(power.reshape(-1)[0]) != 2.0:
-            return None
+    if node.op_type == "Pow" and context.index.number(node.input[1]) != 2.0:
+        return None
     readers = context.index.readers.get(output, ())
     axes = {_summed(reader, ids, context) for reader in readers}
     if len(axes) != 1 or None in axes or output in context.index.outputs:
@@ -362,7 +360,7 @@ def _reduce(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> I
 
 def _normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> Ids | None:
     """Read a norm over the last axis: no rotation changes lengths, and those that keep ones no mean."""
-    return _norm(node, node.input[0], context.of(node.input[0]), node.input[1:3], attrs, context)
+    return _norm(node, context.of(node.input[0]), node.input[1:3], attrs, context)
 
 
 def _skip_normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> Ids | None:
@@ -374,18 +372,13 @@ def _skip_normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turni
         return None
     for name in node.output[3:4]:
         context.ids[name] = ids
-    return _norm(node, node.input[0], ids, node.input[2 : 3 + is_mean], attrs, context)
+    return _norm(node, ids, node.input[2 : 3 + is_mean], attrs, context)
 
 
 def _norm(
-    node: onnx.NodeProto,
-    tensor: str,
-    ids: Ids,
-    constants: Sequence[str],
-    attrs: dict[str, Any],
-    context: _Turning,
+    node: onnx.NodeProto, ids: Ids, constants: Sequence[str], attrs: dict[str, Any], context: _Turning
 ) -> Ids | None:
-    last = context.rank(tensor) - 1
+    last = context.rank(node.input[0]) - 1
     if not ids.any():
         return context.still(node.output[0])
     if attrs.get("axis", -1) not in (-1, last) or ids.shape[last] == 1:

@@ -10,7 +10,7 @@ M = TypeVar("M", bound=Message)
 
 
 def take_fields(new: M, old: Message, *fields: str) -> M:
-    """Replace the `fields` of `new` by those of `old`, also where `old` has none; return `new`."""
+    """Copy `fields` from `old` to `new`, and clear the ones that `old` lacks. Return `new`."""
     for field in fields:
         new.ClearField(field)
         value = getattr(old, field)

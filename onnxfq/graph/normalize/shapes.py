@@ -53,10 +53,7 @@ def correct_shapes(proto: onnx.ModelProto) -> str:
         return ""
     except (RuntimeError, shape_inference.InferenceError):  # it says no more than the first fault
         pass
-    for graph in list_graphs(bare.graph):
-        graph.ClearField("value_info")
-        for value in graph.output:
-            value.ClearField("type")
+    forget_shapes(bare)
     wrong: list[str] = []
     inferred = shape_inference.infer_shapes(bare)
     for graph, known in zip(list_graphs(proto.graph), list_graphs(inferred.graph), strict=True):
@@ -72,6 +69,14 @@ def correct_shapes(proto: onnx.ModelProto) -> str:
             wrong.append(value.name)
             graph.value_info.remove(value)
     return f"{len(wrong)} tensor(s) have another shape than the model says, as {wrong[0]!r}" if wrong else ""
+
+
+def forget_shapes(proto: onnx.ModelProto) -> None:
+    """Remove all types and shapes of inner tensors and of outputs, in bodies too, in place."""
+    for graph in list_graphs(proto.graph):
+        graph.ClearField("value_info")
+        for value in graph.output:
+            value.ClearField("type")
 
 
 def _differ(given: onnx.TypeProto, found: onnx.TypeProto) -> bool:
