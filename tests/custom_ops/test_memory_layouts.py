@@ -57,11 +57,8 @@ def test_kernels_read_any_layout(layout: str, dtype: type) -> None:
         zero = np.ones_like(scale)
         found = kernels.fake_quantize(change(x), change(scale), change(zero), **how)
         assert found.tobytes() == kernels.fake_quantize(x, scale, zero, **how).tobytes()
-        for one, other in zip(
-            kernels.dynamic_fake_quantize(change(x), symmetric=False, **how),
-            kernels.dynamic_fake_quantize(x, symmetric=False, **how),
-            strict=True,
-        ):
+        both = (kernels.dynamic_fake_quantize(one, symmetric=False, **how) for one in (change(x), x))
+        for one, other in zip(*both, strict=True):
             assert one.shape == other.shape and one.tobytes() == other.tobytes()
         if dtype is np.float32:
             for one, other in zip(kernels.observe(change(x)), kernels.observe(x), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, feed_for, planned, weights
+from builders import Arrays, assert_same_outputs, build, feed_for, planned, square, weights
 
 from onnxfq.errors import OnnxfqError
 from onnxfq.graph.io.load import load
@@ -57,29 +57,25 @@ def test_folded(name: str) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+W = {"w": weights(4, 5)}
+PLAIN = "g (float[N,4] x) => (float[N,5] y)"
 KEPT: dict[str, tuple[str, Arrays]] = {
     "a transposed weight": (
-        "g (float[N,4] x) => (float[N,5] y) { t = Transpose <perm = [1,0]> (w) y = MatMul (x, t) }",
-        {"w": weights(5, 4)},
+        f"{PLAIN} {{ t = Transpose <perm = [1,0]> (w) y = MatMul (x, t) }}", {"w": weights(5, 4)},
     ),
     "an input has a part in it": (
-        "g (float[N,4] x, float[4,5] z) => (float[N,5] y) { t = Mul (w, z) y = MatMul (x, t) }",
-        {"w": weights(4, 5)},
+        "g (float[N,4] x, float[4,5] z) => (float[N,5] y) { t = Mul (w, z) y = MatMul (x, t) }", W,
     ),
     "random numbers": (
-        """g (float[N,4] x) => (float[N,5] y) { r = RandomNormalLike <seed = 1.0> (w) t = Mul (w, r)
-            y = MatMul (x, t) }""",
-        {"w": weights(4, 5)},
+        f"{PLAIN} {{ r = RandomNormalLike <seed = 1.0> (w) t = Mul (w, r) y = MatMul (x, t) }}", W,
     ),
     "an output": (
-        "g (float[N,4] x) => (float[N,5] y, float[4,5] t) { t = Mul (w, w) y = MatMul (x, t) }",
-        {"w": weights(4, 5)},
+        "g (float[N,4] x) => (float[N,5] y, float[4,5] t) { t = Mul (w, w) y = MatMul (x, t) }", W,
     ),
     "it is not multiplied": (
-        "g (float[N,4] x) => (float[N,4] y) { t = Mul (w, w) m = MatMul (x, k) y = Add (m, t) }",
-        {"w": weights(1, 4), "k": weights(4, 4)},
+        f"{PLAIN} {{ t = Mul (b, b) m = MatMul (x, w) y = Add (m, t) }}", W | {"b": weights(1, 5)},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -100,16 +96,11 @@ def test_a_weight_that_has_other_readers() -> None:
     )
     loaded = load(proto).proto
     assert [n.op_type for n in loaded.graph.node] == ["Mul", "MatMul", "Add", "Relu"]
-    feed = feed_for(proto)
-    for got, want in zip(Session(loaded, 1).run(feed), Session(proto, 1).run(feed), strict=True):
-        np.testing.assert_array_equal(got, want)
+    assert_same_outputs(proto, loaded)
 
 
 def test_constants_that_do_not_go_together() -> None:
     """A tensor that cannot be computed is refused, in one line."""
-    proto = build(
-        "g (float[N,4] x) => (float[N,4] y) { v = MatMul (a, b) y = MatMul (x, v) }",
-        {"a": weights(4, 5), "b": weights(4, 4)},
-    )
+    proto = square("v = MatMul (a, b) y = MatMul (x, v)", {"a": weights(4, 5), "b": weights(4, 4)})
     with pytest.raises(OnnxfqError, match="5 and 4 are summed over together"):
         quantize(proto, [{"x": np.ones((2, 4), np.float32)}])

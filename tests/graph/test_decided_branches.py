@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, run_as_written, weights
+from builders import Arrays, build_used, ends_process, run_as_written, scalars, weights
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
@@ -21,16 +19,8 @@ from onnxfq.runtime.session import Session
 from onnxfq.targets.profiles import fix_sizes
 from onnxfq.targets.target import BuildOptions
 
-VALUES: Arrays = {
-    "two": np.asarray([2]),
-    "at": np.asarray(2),
-    "one": np.asarray(1),
-    "yes": np.asarray(True),
-    "yes1": np.asarray([True]),
-    "none": np.asarray([0, 0]),
-    "pair": np.asarray(2),
-    "flat": np.asarray([-1]),
-}
+VALUES: Arrays = scalars(np.int64, two=[2], at=2, one=1, none=[0, 0], pair=2, flat=[-1], zero=0)
+VALUES |= scalars(np.bool_, yes=True, yes1=[True])
 SQUEEZE = """If (c) <then_branch = g1 () => (float[A,B] a) { a = Squeeze (x, two) },
     else_branch = g2 () => (float[C,D,E] b) { b = Identity (x) }>"""
 SIZE = "s = Shape (x) n = Gather (s, at) c = Equal (n, one)"
@@ -65,9 +55,8 @@ OPEN = {
 
 def network(text: str) -> onnx.ModelProto:
     """Return the model of `text`, whose bodies say no shape."""
-    read = {name: values for name, values in VALUES.items() if name in text or name == "flat"}
     return without_shapes(
-        build(f"g {text.replace(' {', ' => (float[K] y) {', 1)} y = Reshape (t, flat) }}", read)
+        build_used(f"g {text.replace(' {', ' => (float[K] y) {', 1)} y = Reshape (t, flat) }}", VALUES)
     )
 
 
@@ -127,14 +116,9 @@ ENDING = """<ir_version: 10, opset_import: ["" : 21]> g (float[1,4,1] x, bool f)
 
 def test_a_decided_branch_ends_no_process(tmp_path: Path) -> None:
     """ONNX Runtime ends the process that loads this file; ours reads it, and says so."""
-    model = without_shapes(parser.parse_model(ENDING))
-    onnx.save(model, tmp_path / "given.onnx")
-    opens = (
-        "import onnxruntime as o, sys; o.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])"
-    )
-    theirs = [sys.executable, "-c", opens, tmp_path / "given.onnx"]
-    assert subprocess.run(theirs, capture_output=True, check=False).returncode < 0
-    found = onnxfq.check(tmp_path / "given.onnx", "onnxruntime").findings
+    model, path = without_shapes(parser.parse_model(ENDING)), tmp_path / "given.onnx"
+    assert ends_process(model, path)
+    found = onnxfq.check(path, "onnxruntime").findings
     assert [one.rule for one in found if one.severity == "refused"] == ["moved-read"]
     given = {"x": weights(1, 4, 1), "f": np.asarray(True)}
     expected = ReferenceEvaluator(model).run(None, given)[0]
@@ -150,8 +134,7 @@ def test_sizes_are_not_fixed_for_a_session_of_users() -> None:
                 b = If (c) <then_branch = g3 () => (float[F,G] p) { p = Identity (a) },
                     else_branch = g4 () => (float[H,I,J] q) { q = Unsqueeze (a, two) }>
                 v = Unsqueeze (b, two) }> y = Reshape (t, flat) }"""
-    read = VALUES | {"w": weights(8, 8), "zero": np.asarray(0)}
-    model = without_shapes(build(text, {name: one for name, one in read.items() if name in text}))
+    model = without_shapes(build_used(text, VALUES | {"w": weights(8, 8)}))
     feeds = [{"x": weights(4, 8), "f": np.asarray(True)}] * 4
     made = onnxfq.quantize(model, feeds, recipe="onnxruntime-int8").qdq
     found = onnxfq.check(made, "onnxruntime", build=BuildOptions({"x": (4, 8)}))

@@ -12,23 +12,16 @@ from given_files import fitted, small, vectors
 
 from onnxfq.errors import OnnxfqError
 
+NAMES = ("image", "r", "f", "s")
 CACHE = "TRT-8501-EntropyCalibration2\nimage: 3cf99020\nr: 3e17f254\nf: 3d83ee54\ns: 3c00fab6\n"
-RANGES = {
-    "CLS": "TensorsData",
-    "data": {
-        name: {"CLS": "TensorData", "lowest": {"data": [-1.5]}, "highest": {"data": [2.5]}}
-        for name in ("image", "r", "f", "s")
-    },
-}
-OVERRIDES = {
-    name: [{"quant_type": "QInt8", "scale": 0.5, "zero_point": 0}] for name in ("image", "r", "f", "s")
-}
+RANGE = {"CLS": "TensorData", "lowest": {"data": [-1.5]}, "highest": {"data": [2.5]}}
+OVERRIDES = dict.fromkeys(NAMES, [{"quant_type": "QInt8", "scale": 0.5, "zero_point": 0}])
 CONTENTS = {
     "cache": CACHE,
     "0.6.1": json.dumps(vectors()["variants"]["symmetric"]["files"]["0.6.1"]),
     "1.0.0": json.dumps(vectors()["variants"]["blocks"]["files"]["1.0.0"]),
     "2.0.0": json.dumps(vectors()["variants"]["LPBQ"]["files"]["2.0.0"]),
-    "ranges": json.dumps(RANGES),
+    "ranges": json.dumps({"CLS": "TensorsData", "data": dict.fromkeys(NAMES, RANGE)}),
     "overrides": json.dumps(OVERRIDES),
 }
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator
 
 import onnx
-import onnxruntime
 import pytest
-from onnx.backend.test.case.node import collect_testcases
+from builders import onnx_cases, open_as_written
 
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import OnnxfqError
@@ -41,11 +39,8 @@ def versions() -> dict[str, set[int]]:
 
 def draw_models(step: int) -> Iterator[tuple[str, onnx.ModelProto]]:
     """Yield networks of one node that ONNX tests its operators with, in each opset that takes them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cases = [(case.name, case.model) for case in collect_testcases(None) if case.model is not None]
-    for name, model in cases[::step]:
-        yield from _in_all_opsets(name, model)
+    for case in onnx_cases()[::step]:
+        yield from _in_all_opsets(case.name, case.model)
 
 
 def _in_all_opsets(name: str, model: onnx.ModelProto) -> Iterator[tuple[str, onnx.ModelProto]]:
@@ -71,11 +66,8 @@ def is_typed(proto: onnx.ModelProto) -> bool:
 
 def opens(proto: onnx.ModelProto) -> str:
     """Return why ONNX Runtime refuses a model as wrong; a missing kernel does not count."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
     try:
-        onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        open_as_written(proto, log_severity_level=4)
     except Exception as fault:
         return "" if "NOT_IMPLEMENTED" in str(fault) else str(fault)
     return ""

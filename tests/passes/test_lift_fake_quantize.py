@@ -7,21 +7,18 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from builders import build, constants, weights
+from builders import Arrays, build_used, constants, run_as_written, scalars, weights
 from keyword_numerics import fake_quantize
 
 from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.io.load import load
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.quantized.extract_fake_quantize import drop_copies, has_fake_quantize, lift_fake_quantize
-from onnxfq.runtime.ort import onnxruntime
 
 
-def model_of(text: str, arrays: dict | None = None) -> onnx.ModelProto:
-    """Return a graph that may use FakeQuantize; scales s, t and the zero point z are given."""
-    given = {"s": np.float32(0.1), "t": np.float32(0.25), "z": np.float32(3.0), **(arrays or {})}
-    used = {name: np.asarray(value) for name, value in given.items() if f"{name}" in text}
-    return build(text, used, onnxfq=1)
+def model_of(text: str, arrays: Arrays | None = None) -> onnx.ModelProto:
+    """Return a graph that may use FakeQuantize; scales s and t, zero point z are given."""
+    return build_used(text, scalars(np.float32, s=0.1, t=0.25, z=3) | (arrays or {}), onnxfq=1)
 
 
 def lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -29,16 +26,6 @@ def lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
     lifted = lift_fake_quantize(load(proto))
     assert not has_fake_quantize(lifted.model)
     return drop_copies(with_qdq(lifted.model, lifted.plan, lifted.encodings)).proto
-
-
-def run(proto: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
-    """Return all outputs of ONNX Runtime, nothing rewritten."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, feeds)
 
 
 X = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32) * 5
@@ -66,7 +53,9 @@ def test_numbers_are_the_nodes():
     plain = model_of("g (float[5,4] a, float[4,3] b) => (float[5,3] y) { y = MatMul (a, b) }")
     a = fake_quantize(X, 0.1, 3, qtype="uint8")
     b = fake_quantize(constants(proto)["w"], u, qtype="int8", axis=1)
-    np.testing.assert_array_equal(run(qdq, x=X)[0], run(plain, a=a, b=b)[0])
+    np.testing.assert_array_equal(
+        run_as_written(qdq, {"x": X})[0], run_as_written(plain, {"a": a, "b": b})[0]
+    )
 
 
 def test_a_turned_weight_is_stored():
@@ -82,7 +71,7 @@ def test_a_turned_weight_is_stored():
     qdq = lowered(proto)
     assert Counter(n.op_type for n in qdq.graph.node) == {"DequantizeLinear": 1, "Add": 1, "Sub": 1}
     b = fake_quantize(constants(proto)["w"], u, qtype="int8", axis=1, block_size=2).T
-    for found, value in zip(run(qdq, x=X[:4]), (X[:4] + b, X[:4] - b), strict=True):
+    for found, value in zip(run_as_written(qdq, {"x": X[:4]}), (X[:4] + b, X[:4] - b), strict=True):
         np.testing.assert_array_equal(found, value)
 
 
@@ -98,7 +87,7 @@ def test_one_tensor_in_two_grids():
     assert "Identity" not in {node.op_type for node in qdq.graph.node}
     a, b = fake_quantize(X, 0.1, qtype="int8"), fake_quantize(X, 0.25, qtype="int4")
     expected = (a, -b, -fake_quantize(a, 0.25, qtype="int4"))
-    for found, value in zip(run(qdq, x=X), expected, strict=True):
+    for found, value in zip(run_as_written(qdq, {"x": X}), expected, strict=True):
         np.testing.assert_array_equal(found, value)
 
 
@@ -127,12 +116,7 @@ NODE = """g (float[5,4] x{more}) => (float[5,4] c) {{
         (PlanError, "and 'live' is computed", {"more": ", float live", "params": "live"}, {}),
         (PlanError, "found 'half_up'", {"attr": ', rounding = "half_up"', "params": "s"}, {}),
         (PlanError, "integer zero points only", {"params": "s, h"}, {"h": np.float32(0.5)}),
-        (
-            ModelError,
-            "needs block_size or block_shape",
-            {"params": "m"},
-            {"m": np.full((5, 2), 0.1, np.float32)},
-        ),
+        (ModelError, "needs block_size or block_shape", {"params": "m"}, {"m": np.ones((5, 2), np.float32)}),
     ],
     ids=["computed scale", "rounding", "fraction", "blocks"],
 )

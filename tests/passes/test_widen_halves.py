@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, plain_quantize, weights
+from builders import BUILDERS, Arrays, build, plain_quantize, weights
 from half_models import HALVES, as_type, half_feed
 
 import onnxfq
@@ -15,6 +15,15 @@ from onnxfq.passes.widen_halves import widen_halves
 from onnxfq.runtime.float32_emulation import holds_types
 from onnxfq.runtime.session import Session
 from onnxfq.targets.target import BuildOptions, prepare_model
+
+
+def assert_near(given: onnx.ModelProto, wide: onnx.ModelProto, feed: Arrays, step: float) -> None:
+    """Outputs have equal types and near numbers: each operator of the given model rounds its result."""
+    results = Session(wide, 1).run(feed), Session(given, 1, exact=True).run(feed)
+    for found, wanted in zip(*results, strict=True):
+        assert found.dtype == wanted.dtype
+        most = step * max(1.0, np.abs(wanted).max())
+        np.testing.assert_allclose(np.float32(found), np.float32(wanted), rtol=step, atol=most)
 
 
 @pytest.mark.grid
@@ -32,15 +41,7 @@ def test_every_structure(name: str, kind: str) -> None:
     inner = {t.data_type for t in wide.graph.initializer}
     inner |= {v.type.tensor_type.elem_type for v in wide.graph.value_info if v.name not in ends}
     assert not inner & {*HALVES.values()}
-    for found, wanted in zip(
-        Session(wide, 1).run(feed), Session(given.proto, 1, exact=True).run(feed), strict=True
-    ):
-        assert found.dtype == wanted.dtype
-        # Each operator of the given model rounds its result: a few steps of the type.
-        step = 8 * FLOATS[kind].step
-        np.testing.assert_allclose(
-            np.float32(found), np.float32(wanted), rtol=step, atol=step * max(1.0, np.abs(wanted).max())
-        )
+    assert_near(given.proto, wide, feed, 8 * FLOATS[kind].step)
 
 
 def test_float32_models_stay() -> None:
@@ -58,10 +59,7 @@ def test_ends_that_are_one_and_casts() -> None:
     onnx.checker.check_model(wide.proto, full_check=True)
     assert [node.op_type for node in wide.proto.graph.node].count("Identity") == 1
     feed = {"x": weights(3, 4).astype(np.float16), "z": weights(3, 4)}
-    for found, wanted in zip(
-        Session(wide.proto, 1).run(feed), Session(given.proto, 1, exact=True).run(feed), strict=True
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=2**-8)  # roundings between operators
+    assert_near(given.proto, wide.proto, feed, 2**-8)
 
 
 PLACES = {
@@ -85,8 +83,7 @@ def test_where_types_are_written(place: str) -> None:
     given = load(build(text, {"w": weights(4, 4).astype(np.float16)}, opset=18))
     wide, feed = widen_halves(given).proto, {"x": weights(3, 4).astype(np.float16)}
     onnx.checker.check_model(wide, full_check=True)
-    found, wanted = (Session(wide, 1).run(feed)[0], Session(given.proto, 1, exact=True).run(feed)[0])
-    np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=2**-8)  # roundings between operators
+    assert_near(given.proto, wide, feed, 2**-8)
 
 
 def test_models_of_sequences_stay() -> None:
