@@ -1,7 +1,8 @@
-"""TensorRT's calibration caches: scales exact, names all accounted for, nothing run that need not be."""
+"""TensorRT's calibration caches: exact scales, all names accounted for; and damaged files of any format."""
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from pathlib import Path
@@ -10,14 +11,15 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, constants, conv_relu, feed_for, gemm, two_branch, weights, whole_recipe
-from given_files import by_tensor, file, fitted
+from damage import BYTES
+from given_files import by_tensor, file, fitted, small, vectors
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
 import onnxfq
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.errors import PlanError, RecipeError
+from onnxfq.errors import OnnxfqError, PlanError, RecipeError
 from onnxfq.graph.io.load import load
 from onnxfq.interchange import WRITERS, read_given
 from onnxfq.interchange.tensorrt_cache import read_cache
@@ -264,3 +266,36 @@ def test_what_a_cache_cannot_hold_is_told(proto: onnx.ModelProto, recipe: str, w
     assert written.lost["x"] == why
     with pytest.raises(PlanError, match="holds none of these encodings"):
         written.refuse_empty("tensorrt-cache")
+
+
+NAMES = ("image", "r", "f", "s")
+CACHE = "TRT-8501-EntropyCalibration2\nimage: 3cf99020\nr: 3e17f254\nf: 3d83ee54\ns: 3c00fab6\n"
+RANGE = {"CLS": "TensorData", "lowest": {"data": [-1.5]}, "highest": {"data": [2.5]}}
+OVERRIDES = dict.fromkeys(NAMES, [{"quant_type": "QInt8", "scale": 0.5, "zero_point": 0}])
+CONTENTS = {
+    "cache": CACHE,
+    "0.6.1": json.dumps(vectors()["variants"]["symmetric"]["files"]["0.6.1"]),
+    "1.0.0": json.dumps(vectors()["variants"]["blocks"]["files"]["1.0.0"]),
+    "2.0.0": json.dumps(vectors()["variants"]["LPBQ"]["files"]["2.0.0"]),
+    "ranges": json.dumps({"CLS": "TensorsData", "data": dict.fromkeys(NAMES, RANGE)}),
+    "overrides": json.dumps(OVERRIDES),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+@pytest.mark.parametrize("damage", BYTES)
+def test_damaged_bytes(name: str, damage: str, tmp_path: Path) -> None:
+    """No damage gives a traceback or a message of several lines; the undamaged file is read."""
+    path = tmp_path / "given"
+    path.write_text(CONTENTS[name], encoding="utf-8")
+    _, whole = fitted(small(), path, "onnxruntime-int8")
+    assert len(whole.encodings) >= 4
+    rng = np.random.default_rng([len(name), len(damage)])
+    for _ in range(8):
+        content = bytearray(CONTENTS[name].encode())
+        BYTES[damage](content, rng)
+        path.write_bytes(content)
+        try:
+            fitted(small(), path, "onnxruntime-int8")
+        except OnnxfqError as fault:
+            assert str(fault).isprintable()
