@@ -339,11 +339,7 @@ def _summed(node: onnx.NodeProto, ids: Ids, context: _Turning) -> Any:
     """Return the axis of channels that a mean or sum is taken over; None if it takes none of a vector."""
     if node.op_type not in ("ReduceMean", "ReduceSum"):
         return None
-    axes = next((list(one.ints) for one in node.attribute if one.name == "axes"), None)
-    if input_name(node, 1):
-        given = context.index.array(node.input[1])
-        axes = None if given is None else given.reshape(-1).tolist()
-    over = {int(axis) % ids.ndim for axis in axes or ()} & {*_wide(ids)}
+    over = {axis % ids.ndim for axis in context.index.axes(node)} & {*_wide(ids)}
     return over.pop() if len(over) == 1 else None
 
 
@@ -450,11 +446,6 @@ def _expand(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> I
     return align(made, context.rank(node.output[0]))
 
 
-def _pool(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> Ids | None:
-    ids = context.of(node.input[0])
-    return ids if {*_wide(ids)} <= {1} else None
-
-
 _RULES: dict[str, Callable[..., Ids | None]] = {
     **{
         name: RULES[name]
@@ -464,7 +455,10 @@ _RULES: dict[str, Callable[..., Ids | None]] = {
     "Tile": RULES["Resize"],
     **dict.fromkeys(("Add", "Sub", "Sum"), _add),
     **dict.fromkeys(("Div", "Mul"), _mul),
-    **dict.fromkeys(("AveragePool", "GlobalAveragePool"), _pool),
+    **dict.fromkeys(
+        ("AveragePool", "GlobalAveragePool"),
+        lambda node, attrs, context: ids if {*_wide(ids := context.of(node.input[0]))} <= {1} else None,
+    ),
     **dict.fromkeys(("ReduceMean", "ReduceSum"), _reduce),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _normalize),
     **dict.fromkeys(
