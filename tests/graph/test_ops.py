@@ -70,14 +70,6 @@ def test_a_channel_scales_one_output_channel(name: str) -> None:
     assert {1} in places
 
 
-def test_weight_source_sees_through_transposes() -> None:
-    """The constant behind a Transpose is found, with its axes and the slot that reads it."""
-    graph = load(BUILDERS["transposed_weight"]()).graph()
-    source = weight_source(next(n for n in graph.nodes if n.op == "MatMul"), 1)
-    assert source is not None
-    assert (source.tensor.name, source.use, source.permutation) == ("w", ("turn", 0), (1, 0))
-
-
 def test_distances_are_the_longest() -> None:
     """`distances_upward` counts nodes along the longest way to each tensor."""
     graph = load(BUILDERS["two_branch"]()).graph()

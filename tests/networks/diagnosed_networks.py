@@ -9,9 +9,6 @@ from functools import cache
 import numpy as np
 import onnx
 from builders import Arrays, build
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from builders import BUILDERS, Staged, build, constants, conv_relu, graph_text, 
 from keyword_numerics import fake_quantize, quantize
 
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.documents.encodings import Encodings
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model, default_opset
@@ -281,14 +279,6 @@ def test_plan_and_encodings_of_another_model() -> None:
     plan = staged.plan.model_copy(update={"model_sha256": other.sha256})
     with pytest.raises(PlanError, match="the encodings were made for another model"):
         with_qdq(other, plan, staged.encodings)
-
-
-def test_missing_encodings_are_named() -> None:
-    """A placement without an encoding is refused by name."""
-    staged = stage(conv_relu())
-    few = Encodings(model_sha256=staged.encodings.model_sha256, encodings=staged.encodings.encodings[:1])
-    with pytest.raises(PlanError, match=re.escape("no encoding for tensor 'w'")):
-        with_qdq(staged.model, staged.plan, few)
 
 
 def test_switch_of_the_smallest_ir_version() -> None:
