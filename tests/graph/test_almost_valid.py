@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import assert_same_outputs, build, feed_for, square, weights
+from builders import assert_same_outputs, build, choice, feed_for, square, weights
 from onnx import helper
 
 from onnxfq.choices import DEFAULT_RECIPE
@@ -51,13 +51,8 @@ SPOILED: dict[str, Spoil] = {
 
 def proto() -> onnx.ModelProto:
     """Two MatMuls and a Relu in front of an If, which has two more nodes in a branch."""
-    return build(
-        """g (float[N,4] x, bool cond) => (float[N,4] y) {
-            h = MatMul (x, w) r = Relu (h) k = MatMul (r, w)
-            y = If (cond) <then_branch = a () => (float[N,4] t) { s = Add (k, h) t = Tanh (s) },
-                           else_branch = b () => (float[N,4] e) { e = Neg (k) }> }""",
-        {"w": weights(4, 4)},
-    )
+    before = "h = MatMul (x, w) r = Relu (h) k = MatMul (r, w)"
+    return choice("s = Add (k, h) u = Tanh (s)", "v = Neg (k)", before)
 
 
 def test_a_domain_that_no_import_names() -> None:

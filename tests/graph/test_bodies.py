@@ -15,6 +15,7 @@ from builders import (
     assert_forms_agree,
     assert_same_outputs,
     build,
+    choice,
     constants,
     feed_for,
     plain_quantize,
@@ -69,12 +70,7 @@ def test_pairs_stand_in_the_body_of_their_reader(name: str) -> None:
 @pytest.mark.sample
 def test_weights_of_two_bodies_are_stored_once() -> None:
     """A weight with readers in both branches is stored once; for TensorRT, once for each graph."""
-    proto = build(
-        """g (float[N,4] x, bool c) => (float[N,4] y) { h = MatMul (x, w)
-            y = If (c) <then_branch = a () => (float[N,4] u) { u = MatMul (h, w) },
-                        else_branch = b () => (float[N,4] v) { v = MatMul (h, w) }> }""",
-        {"w": W["w"]},
-    )
+    proto = choice("u = MatMul (h, w)", "v = MatMul (h, w)", "h = MatMul (x, w)")
     one = stage(proto)
     stored = constants(insert_qdq(one.model, one.plan, one.encodings))
     copies = [stored[name] for name in ("w/q", "w/q_2", "w/q_3")]
@@ -139,12 +135,7 @@ def test_a_branch_that_was_never_taken(caplog: pytest.LogCaptureFixture) -> None
 
 def test_a_branch_that_unseen_samples_alone_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its product is quantized: the ranges of all samples have what those of the first ones lack."""
-    proto = build(
-        """g (float[N,4] x, bool c) => (float[N,4] y) { h = MatMul (x, w)
-            y = If (c) <then_branch = a () => (float[N,4] u) { t = Tanh (h) u = MatMul (t, w2) },
-                        else_branch = b () => (float[N,4] v) { v = Relu (h) }> }""",
-        {name: W[name] for name in ("w", "w2")},
-    )
+    proto = choice("t = Tanh (h) u = MatMul (t, w2)", "v = Relu (h)", "h = MatMul (x, w)")
     feeds = [{"x": weights(1, 4, seed=n), "c": np.asarray(n < 16)} for n in range(40)]
     places = {feed["x"].tobytes(): n for n, feed in enumerate(feeds)}
     monkeypatch.setattr("onnxfq.data.digest.sample_digest", lambda one: places[one["x"].tobytes()])
@@ -184,12 +175,7 @@ def test_bodies_of_old_opsets() -> None:
 
 def test_a_transposed_weight_out_there() -> None:
     """A Transpose outside of the body that reads it is folded, so that the pair can stand in the body."""
-    proto = build(
-        """g (float[N,4] x, bool c) => (float[N,4] y) { [turn] t = Transpose (w)
-            y = If (c) <then_branch = a () => (float[N,4] u) { u = MatMul (x, t) },
-                        else_branch = b () => (float[N,4] v) { v = Relu (x) }> }""",
-        {"w": W["w"]},
-    )
+    proto = choice("u = MatMul (x, t)", "v = Relu (x)", "[turn] t = Transpose (w)")
     (weight,) = planned(proto).weights
     assert (weight.tensor, weight.spec.granularity.axis) == ("t", 1)
 

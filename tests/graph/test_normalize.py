@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, assert_same_outputs, build, constants, feed_for, planned, square, stage, weights
+from builders import Arrays, assert_same_outputs, build, choice, constants, feed_for, square, stage, weights
 from onnx import helper, numpy_helper
 
 from onnxfq.errors import ModelError, OnnxfqError
@@ -136,14 +136,9 @@ def test_folded_outputs_and_transposes_stay() -> None:
 
 def test_folded_constants_reach_bodies() -> None:
     """A folded constant that only a body of an If reads is still there for it."""
-    proto = build(
-        """g (float[N,4] x, bool cond) => (float[N,4] y) {
-            w = Reshape (v, shape)
-            y = If (cond) <then_branch = a () => (float[N,4] t) { t = MatMul (x, w) },
-                           else_branch = b () => (float[N,4] e) { e = Relu (x) }> }""",
-        {"v": weights(16), "shape": np.int64([4, 4])},
-    )
-    assert "w" in constants(loaded(proto).proto)
+    flat = {"flat": weights(16), "shape": np.int64([4, 4])}
+    proto = choice("u = MatMul (x, t)", "v = Relu (x)", "t = Reshape (flat, shape)", **flat)
+    assert "t" in constants(loaded(proto).proto)
 
 
 def test_every_node_has_a_name_of_its_own() -> None:
@@ -347,7 +342,7 @@ def test_folded(name: str) -> None:
     constants = {tensor.name for tensor in model.proto.graph.initializer}
     assert len(weighted) == 1 and weighted[0].input[1] in constants
     assert constants <= {name for node in model.proto.graph.node for name in node.input}, "none is left over"
-    (placement,) = planned(proto).weights
+    (placement,) = stage(proto).plan.weights
     assert placement.spec.granularity.axis is not None, "it is quantized per channel, as any weight"
     feed = feed_for(proto)
     (got,), (want,) = (Session(p, 1).run(feed) for p in (model.proto, proto))

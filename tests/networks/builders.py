@@ -28,7 +28,7 @@ from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
-from onnxfq.stages.insert import insert_fake_quantize, with_target_qdq
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq, with_target_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
@@ -72,6 +72,14 @@ def square(nodes: str, constants: Arrays | None = None, **options: int) -> onnx.
     """`build_used` of nodes from x [N, 4] to y [N, 4], with w [4, 4] and the constants."""
     arrays: Arrays = {"w": weights(4, 4), **(constants or {})}
     return build_used(f"g (float[N,4] x) => (float[N,4] y) {{ {nodes} }}", arrays, **options)
+
+
+def choice(then: str, other: str, before: str = "", **constants: NDArray[np.generic]) -> onnx.ModelProto:
+    """`build_used` of an If on input c, of nodes from x [N, 4] to u or v alike, with weights w and w2."""
+    text = f"""g (float[N,4] x, bool c) => (float[N,4] y) {{ {before}
+        y = If (c) <then_branch = a () => (float[N,4] u) {{ {then} }},
+                    else_branch = b () => (float[N,4] v) {{ {other} }}> }}"""
+    return build_used(text, {"w": weights(4, 4), "w2": weights(4, 4, seed=1), **constants})
 
 
 def conv_relu(opset: int = 17) -> onnx.ModelProto:
@@ -351,7 +359,7 @@ def assert_same_outputs(
 
 def assert_forms_agree(one: Staged) -> onnx.ModelProto:
     """The Q/DQ model is valid and gives the bits of the simulation; it is returned."""
-    made = qdq_of(one)
+    made = insert_qdq(one.model, one.plan, one.encodings)
     onnx.checker.check_model(made, full_check=True)
     assert_same_outputs(insert_fake_quantize(one.model, one.plan, one.encodings), made, one.feed)
     return made
