@@ -59,9 +59,8 @@ def _chain(rounding: gs.Node) -> _Chain | None:
     node = _producer(rounding)
     if node is not None and node.op == "Clip":
         limits, node = _limits(node), _producer(node)
-    shift = _shift(node)
-    if node is not None and shift is not None:
-        offset, node = shift, _producer(node)
+    if node is not None and node.op in ("Add", "Sub") and _scalar(node) is not None:
+        offset, node = _read_signed(node), _producer(node)
     step = None if node is None or node.op not in ("Div", "Mul") else _scalar(node)
     if node is None or step is None or step <= 0:
         return None
@@ -69,15 +68,15 @@ def _chain(rounding: gs.Node) -> _Chain | None:
     scale = step if node.op == "Div" else float(np.float32(1) / np.float32(step))
     arithmetic = "divide" if node.op == "Div" else "reciprocal"
     after, back = _reader(rounding), 0.0
-    shift, following = _shift(after), None if after is None else _reader(after)
-    if shift is not None and limits is None and offset == 0.0:
-        if following is not None and following.op == "Clip":
-            offset, after = shift, following
+    if after is not None and after.op in ("Add", "Sub") and limits is None and offset == 0.0:
+        value = _scalar(after)
+        following = _reader(after)
+        if value is not None and following is not None and following.op == "Clip":
+            offset, after = _read_signed(after), following
     if after is not None and after.op == "Clip" and limits is None:
         limits, after = _limits(after), _reader(after)
-    shift = _shift(after)
-    if after is not None and shift is not None:
-        back, after = -shift, _reader(after)
+    if after is not None and after.op in ("Add", "Sub") and _scalar(after) is not None:
+        back, after = -_read_signed(after), _reader(after)
     if after is None or after.op != "Mul" or limits is None or back != offset:
         return None
     deployed = _scalar(after)
@@ -129,10 +128,10 @@ def _scalar(node: gs.Node) -> float | None:
     return float(values.reshape(())) if values.size == 1 else None
 
 
-def _shift(node: gs.Node | None) -> float | None:
-    """Return the number that an Add or Sub adds; None for another node."""
-    value = _scalar(node) if node is not None and node.op in ("Add", "Sub") else None
-    return -value if value is not None and node.op == "Sub" else value
+def _read_signed(node: gs.Node) -> float:
+    value = _scalar(node)
+    assert value is not None
+    return -value if node.op == "Sub" else value
 
 
 def _limits(node: gs.Node) -> tuple[float, float] | None:
