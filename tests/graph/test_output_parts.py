@@ -252,6 +252,7 @@ def top1(nodes: str, x: str = "float[8,6]", y: str = "float[8,K]", **more: Any) 
         },
         **scalars(np.int64, zero=[0], one=[1], image=[8, 6, 1, 1], positions=[8, 1, 6]),
         **scalars(np.int64, rows=[-1, 6], whole=[2, 6, 6]),
+        "v": np.ones(6, np.float32),
         "far": weights(6, 6) * np.float32([1000, 1000, 1000, 1000, 1, 1]),
     }
     proto = build(f"g ({x} x) => ({y} y) {{ {nodes} }}", constants)
