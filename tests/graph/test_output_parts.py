@@ -243,16 +243,10 @@ ENDS = {
 def top1(nodes: str, x: str = "float[8,6]", y: str = "float[8,K]", **more: Any) -> float | None:
     """Return the share of equal top-1 of a network with itself, None without classes."""
     constants = {
-        **{
-            "s": np.float32(0.1),
-            "z": np.int8(0),
-            "w": weights(6, 6),
-            "k": weights(6, 6, 1, 1),
-            "c": weights(6),
-        },
+        **{"w": weights(6, 6), "k": weights(6, 6, 1, 1), "c": weights(6), "v": np.ones(6, np.float32)},
+        **{"s": np.float32(0.1), "z": np.int8(0)},
         **scalars(np.int64, zero=[0], one=[1], image=[8, 6, 1, 1], positions=[8, 1, 6]),
         **scalars(np.int64, rows=[-1, 6], whole=[2, 6, 6]),
-        "v": np.ones(6, np.float32),
         "far": weights(6, 6) * np.float32([1000, 1000, 1000, 1000, 1, 1]),
     }
     proto = build(f"g ({x} x) => ({y} y) {{ {nodes} }}", constants)
