@@ -133,7 +133,4 @@ def note_last_bits(layer: QuantizedLayer, exact: NDArray[np.float32], kind: Floa
 
 def read_exponents(stored: NDArray[Any]) -> NDArray[np.float32]:
     """Return 2^(e - 127) for the biased exponents of an MX format, uint8; 255 stands for NaN."""
-    exponents = np.asarray(stored).view(np.uint8).astype(np.int32) - 127
-    return np.where(exponents == 128, np.float32(np.nan), np.ldexp(np.float32(1), exponents)).astype(
-        np.float32
-    )
+    return np.asarray(np.asarray(stored).view(ml_dtypes.float8_e8m0fnu), np.float32)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -105,7 +106,7 @@ def copy_companions(base: Checkpoint, folder: Path, but: tuple[str, ...]) -> lis
 
 def mx_exponents(layer: QuantizedLayer) -> NDArray[np.uint8]:
     """Return the scales of an MX format as its biased exponents."""
-    return (np.frexp(layer.scale)[1] - 1 + 127).astype(np.uint8)
+    return layer.scale.astype(ml_dtypes.float8_e8m0fnu).view(np.uint8)
 
 
 def split_scales(layer: QuantizedLayer) -> tuple[NDArray[Any], np.float32]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.constants import constant_array
@@ -14,18 +14,11 @@ Numbers = list[int | None]
 """None: a number that depends on data or on an open size."""
 
 _MANY = 64
-_ARITHMETIC: dict[str, Callable[[int, int], int | None]] = {
-    "Add": operator.add,
-    "Sub": operator.sub,
-    "Mul": operator.mul,
-    # ONNX does not define the rounding of a negative quotient.
-    "Div": lambda a, b: a // b if a >= 0 and b > 0 else None,
-}
 
 
 def evaluate_integers(tensor: gs.Tensor) -> Numbers | None:
     """Return the elements of an integer tensor of rank 0 or 1; None if even their number is unknown."""
-    found: dict[int, Numbers | None] = {}
+    found: dict[int, Any] = {}
     left = [tensor]
     while left:
         current = left[-1]
@@ -35,7 +28,8 @@ def evaluate_integers(tensor: gs.Tensor) -> Numbers | None:
             left += missing
         else:
             found[id(left.pop())] = _evaluate(current, [found[id(one)] for one in given])
-    return found[id(tensor)]
+    numbers = found[id(tensor)]
+    return None if numbers is None else numbers.tolist()
 
 
 def read_slice(node: gs.Node) -> tuple[int, int, int] | None:
@@ -54,61 +48,54 @@ def _operands(tensor: gs.Tensor) -> list[gs.Tensor]:
     return list(node.inputs) if node is not None and node.op in _RULES else []
 
 
-def _evaluate(tensor: gs.Tensor, given: list[Numbers | None]) -> Numbers | None:
+def _evaluate(tensor: gs.Tensor, given: list[Any]) -> Any:
+    """Return the elements as a masked array, in which a mask stands for an unknown number; or None."""
     if isinstance(tensor, gs.Constant):
         values = constant_array(tensor) if len(tensor.shape) < 2 else None
         if values is None or values.size > _MANY or values.dtype.kind not in "iu":
             return None
-        return [int(value) for value in values.reshape(-1)]
+        return np.ma.array(values.reshape(-1), np.int64)
     node = tensor.inputs[0] if tensor.inputs else None
-    if node is None:
-        return None
-    if node.op == "Shape" and not node.attrs:
+    if node is not None and node.op == "Shape" and not node.attrs:
         shape = node.inputs[0].shape
-        return None if shape is None else [size if isinstance(size, int) else None for size in shape]
-    if node.op not in _RULES or any(numbers is None for numbers in given):
+        known = [isinstance(size, int) for size in shape or ()]
+        sizes = [size if is_known else 0 for size, is_known in zip(shape or (), known, strict=True)]
+        return None if shape is None else np.ma.array(sizes, np.int64, mask=np.logical_not(known))
+    if node is None or node.op not in _RULES or any(numbers is None for numbers in given):
         return None
-    numbers = _RULES[node.op](node, given)
-    return None if numbers is None or len(numbers) > _MANY else numbers
-
-
-def _calculate_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
-    size = max(len(numbers) for numbers in given)
-    if any(len(numbers) not in (1, size) for numbers in given):
+    try:
+        numbers = _RULES[node.op](node, *given)
+    except (IndexError, ValueError):  # operands that do not fit each other
         return None
-    left, right = (numbers * size if len(numbers) == 1 else numbers for numbers in given)
-    return [
-        None if a is None or b is None else _ARITHMETIC[node.op](a, b)
-        for a, b in zip(left, right, strict=True)
-    ]
+    return None if numbers is None or numbers.size > _MANY else numbers
 
 
-def _gather_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
-    values, indices = given
-    if any(index is None or not -len(values) <= index < len(values) for index in indices):
-        return None
-    return [values[index] for index in indices]
+def _divide(node: gs.Node, one: Any, other: Any) -> Any:
+    """ONNX does not define the rounding of a negative quotient."""
+    return np.ma.masked_where((one < 0) | (other <= 0), one // np.where(other == 0, 1, other))
 
 
-def _keep_elements(node: gs.Node, given: list[Any]) -> Numbers | None:
-    numbers: Numbers = given[0]
+def _gather(node: gs.Node, values: Any, places: Any) -> Any:
+    return None if np.ma.is_masked(places) else values[places.data]
+
+
+def _keep(node: gs.Node, numbers: Any, *axes: Any) -> Any:
     return numbers if len(node.outputs[0].shape or ()) < 2 else None
 
 
-def _cut(node: gs.Node, given: list[Any]) -> Numbers | None:
-    if (
-        len(given) < 3
-        or any(len(one) != 1 or one[0] is None for one in given[1:])
-        or given[3:] not in ([], [[0]], [[0], [1]])
-    ):
-        return None
-    return list(given[0][given[1][0] : given[2][0]])
+def _cut(node: gs.Node, numbers: Any, *bounds: Any) -> Any:
+    ends = [one.tolist() for one in bounds]
+    known = len(ends) > 1 and all(len(one) == 1 and one[0] is not None for one in ends)
+    return numbers[ends[0][0] : ends[1][0]] if known and ends[2:] in ([], [[0]], [[0], [1]]) else None
 
 
-_RULES: dict[str, Callable[[gs.Node, list[Any]], Numbers | None]] = {
-    **dict.fromkeys(_ARITHMETIC, _calculate_elements),
-    **dict.fromkeys(("Cast", "Identity", "Squeeze", "Unsqueeze"), _keep_elements),
-    "Concat": lambda node, given: [number for numbers in given for number in numbers],
-    "Gather": _gather_elements,
+_RULES: dict[str, Callable[..., Any]] = {
+    "Add": lambda node, one, other: one + other,
+    "Sub": lambda node, one, other: one - other,
+    "Mul": lambda node, one, other: one * other,
+    "Div": _divide,
+    **dict.fromkeys(("Cast", "Identity", "Squeeze", "Unsqueeze"), _keep),
+    "Concat": lambda node, *parts: np.ma.concatenate(parts),  # type: ignore[no-untyped-call]
+    "Gather": _gather,
     "Slice": _cut,
 }

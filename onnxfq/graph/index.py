@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.names import Names
-from onnxfq.graph.node_fields import constant_value
+from onnxfq.graph.node_fields import attributes_of, constant_value, input_name
 from onnxfq.graph.walk import bodies, list_graphs, list_nodes
 
 Shape = tuple[int | None, ...]
@@ -63,6 +63,16 @@ class GraphIndex:
         """Return the values of a constant; None for another tensor and for an empty name."""
         tensor = self.constants.get(name)
         return None if tensor is None else tensor_array(tensor)
+
+    def number(self, name: str) -> float | None:
+        """Return the value of a constant of one number; None for another tensor."""
+        values = self.array(name)
+        return None if values is None or values.size != 1 else float(values.item())
+
+    def axes(self, node: onnx.NodeProto) -> list[int]:
+        """Return the axes of a reduction, from an attribute or a constant; none for all, or computed ones."""
+        given = self.array(input_name(node, 1))
+        return list(attributes_of(node).get("axes", ()) if given is None else given.reshape(-1).tolist())
 
     @cached_property
     def stored(self) -> dict[str, onnx.TensorProto]:

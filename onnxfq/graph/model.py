@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from onnxfq.graph.external.messages import take_fields
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredWeight
@@ -142,13 +143,8 @@ def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
     proto = gs.export_onnx(graph, do_type_check=False, opset_imports=imports)
     # Below IR version 4 every initializer has to be an input.
     proto.ir_version = max(like.ir_version, 4)
-    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
-        if like.HasField(field):
-            setattr(proto, field, getattr(like, field))
-        else:
-            proto.ClearField(field)
-    proto.metadata_props.extend(like.metadata_props)
-    proto.configuration.extend(like.configuration)
+    kept = ("producer_name", "producer_version", "domain", "model_version", "doc_string")
+    take_fields(proto, like, *kept, "metadata_props", "configuration")
     read = {tensor.name: tensor for tensor in _restore_graph(proto.graph, like.graph)}
     have = GraphIndex(proto.graph).constants
     proto.graph.initializer.extend(tensor for name, tensor in read.items() if name not in have)
@@ -167,21 +163,14 @@ def restore_annotations(proto: onnx.ModelProto, like: onnx.ModelProto) -> None:
 
     They are metadata, doc strings, quantization annotations and device configurations.
     """
-    _take(proto, like, "metadata_props", "configuration")
-    _take(proto.graph, like.graph, "metadata_props", "quantization_annotation")
+    take_fields(proto, like, "metadata_props", "configuration")
+    take_fields(proto.graph, like.graph, "metadata_props", "quantization_annotation")
     before = {node.name: node for node in like.graph.node}
     for node in proto.graph.node:
         if node.name in before:
             node.doc_string = before[node.name].doc_string
-            _take(node, before[node.name], "metadata_props", "device_configurations")
+            take_fields(node, before[node.name], "metadata_props", "device_configurations")
     _restore_values(proto.graph, like.graph)
-
-
-def _take(new: Any, old: Any, *fields: str) -> None:
-    """Replace the repeated `fields` of message `new` by the fields of `old`."""
-    for field in fields:
-        new.ClearField(field)
-        getattr(new, field).extend(getattr(old, field))
 
 
 def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.TensorProto]:
@@ -207,11 +196,7 @@ def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.T
                 read += body.initializer
                 del body.initializer[:]
                 attribute.g.CopyFrom(body)
-    if like.HasField("doc_string"):
-        graph.doc_string = like.doc_string
-    else:
-        graph.ClearField("doc_string")
-    graph.metadata_props.extend(like.metadata_props)
+    take_fields(graph, like, "doc_string", "metadata_props")
     _restore_values(graph, like)
     return read + _restore_notes_on_ranges(graph, like)
 

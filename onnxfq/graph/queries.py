@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -192,32 +193,25 @@ def read_in_float(graph: gs.Graph, float_nodes: Collection[str]) -> set[str]:
 
 def distances_upward(tensor: gs.Tensor) -> dict[str, int]:
     """Return {tensor name: longest number of nodes between it and `tensor`} for all its ancestors."""
-    # Longest paths in a graph without cycles: nodes in reverse topological order, found depth first.
-    order: list[gs.Tensor] = []
-    seen: set[str] = set()
-    stack: list[tuple[gs.Tensor, bool]] = [(tensor, False)]
-    while stack:
-        current, done = stack.pop()
-        if done:
-            order.append(current)
-            continue
-        if current.name in seen or isinstance(current, gs.Constant):
-            continue
-        seen.add(current.name)
-        stack.append((current, True))
-        stack.extend((parent, False) for node in current.inputs for parent in node.inputs)
+    above: dict[str, set[str]] = {}
+    waiting = [tensor]
+    while waiting:
+        current = waiting.pop()
+        if current.name not in above:
+            read = [parent for node in current.inputs for parent in node.inputs]
+            parents = [parent for parent in read if not isinstance(parent, gs.Constant)]
+            above[current.name] = {parent.name for parent in parents}
+            waiting += parents
     distance = {tensor.name: 0}
-    for current in reversed(order):
-        for node in current.inputs:
-            for parent in node.inputs:
-                if parent.name in seen:
-                    distance[parent.name] = max(distance.get(parent.name, 0), distance[current.name] + 1)
+    for name in reversed([*TopologicalSorter(above).static_order()]):  # a graph has no cycles
+        for parent in above[name]:
+            distance[parent] = max(distance.get(parent, 0), distance[name] + 1)
     return distance
 
 
 def half_slots(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset[int]:
     """Return the inputs of a standard operator that may have the half type, by ONNX's schema."""
-    schema = _schema(node, opset)
+    schema = find_schema(node, opset)
     return frozenset() if schema is None else _slots(schema, schema.inputs, len(node.input), half)
 
 
@@ -225,11 +219,12 @@ def half_outputs(node: onnx.NodeProto, opset: int, half: FloatInfo) -> frozenset
     """Return the outputs of a standard operator that have the half type when its inputs do."""
     if node.op_type == "LayerNormalization":  # the others are statistics, of the type of stash_type
         return frozenset({0})
-    schema = _schema(node, opset)
+    schema = find_schema(node, opset)
     return frozenset() if schema is None else _slots(schema, schema.outputs, len(node.output), half)
 
 
-def _schema(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:
+def find_schema(node: onnx.NodeProto, opset: int) -> onnx.defs.OpSchema | None:
+    """Return the definition of a standard operator at an opset; None if ONNX has none."""
     try:
         return onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:

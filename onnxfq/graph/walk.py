@@ -46,6 +46,11 @@ def list_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return found
 
 
+def nodes_inside(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return the nodes of all bodies of `node`."""
+    return [inner for body in bodies(node) for inner in list_nodes(body)]
+
+
 def count_operators(graph: onnx.GraphProto) -> int:
     """Return how many nodes a run of `graph` computes at most: of the branches of an If the longer one."""
     total = 0

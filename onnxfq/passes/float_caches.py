@@ -9,6 +9,7 @@ from onnx import TensorProto, parser
 
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import replace_nodes
+from onnxfq.graph.walk import rename_tensors
 from onnxfq.placement.caches import ATTENTION, PASTS, SCALES
 
 _STORE_INT8 = """g (float[n] real, float[n] scale) => (int8[n] stored) <
@@ -50,9 +51,7 @@ def with_float_caches(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     made = deepcopy(proto)
     graph, names = made.graph, {name: name + _STORED for pair in caches for name in pair}
-    for node in graph.node:
-        for tensors in (node.input, node.output):
-            tensors[:] = [names.get(name, name) for name in tensors]
+    rename_tensors(graph.node, names)
     stores, loads = zip(*caches.values(), strict=True)
     nodes = [node for part in stores for node in part.node]
     nodes += [*graph.node, *(node for part in loads for node in part.node)]

@@ -194,17 +194,14 @@ class _MatMulRewriter:
         """Add the nodes that split integers: floor(x / 16), and the remainder, 0 to 15."""
         key = f"{integers}/upper"
         if key not in self.cast:
-            names = [self.claim(f"{integers}/{part}") for part in ("16th", "upper", "shifted", "lower")]
+            part, upper, shifted, lower = (
+                self.claim(f"{integers}/{name}") for name in ("16th", "upper", "shifted", "lower")
+            )
             sixteenth = self._constant(f"{integers}/sixteenth", np.float32(1 / 16))
             sixteen = self._constant(f"{integers}/sixteen", np.float32(16))
-            for op, given, name in (
-                ("Mul", [integers, sixteenth], names[0]),
-                ("Floor", [names[0]], names[1]),
-                ("Mul", [names[1], sixteen], names[2]),
-                ("Sub", [integers, names[2]], names[3]),
-            ):
-                self._add(op, given, name)
-            self.cast[key], self.cast[f"{integers}/lower"] = names[1], names[3]
+            self._add("Floor", [self._add("Mul", [integers, sixteenth], part)], upper)
+            self._add("Sub", [integers, self._add("Mul", [upper, sixteen], shifted)], lower)
+            self.cast[key], self.cast[f"{integers}/lower"] = upper, lower
         return self.cast[key], self.cast[f"{integers}/lower"]
 
     def _factor(self, node: onnx.NodeProto, operands: list[IntegerOperand], places: int) -> Array:

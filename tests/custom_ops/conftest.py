@@ -90,6 +90,14 @@ def between_casts(node: onnx.NodeProto, dtype: np.dtype) -> list[onnx.NodeProto]
     ]
 
 
+def _constants(**given: Any) -> tuple[list[str], list[onnx.TensorProto]]:
+    """Return the names of inputs behind x, empty where nothing is given, and their constants."""
+    names = [name if value is not None else "" for name, value in given.items()]
+    while names and names[-1] == "":
+        names.pop()
+    return names, [numpy_helper.from_array(np.asarray(v), n) for n, v in given.items() if v is not None]
+
+
 def ort_fake_quantize(
     x: np.ndarray,
     scale: Any,
@@ -101,18 +109,12 @@ def ort_fake_quantize(
     **attributes,
 ) -> np.ndarray:
     """Run operator FakeQuantize once in onnxruntime; x of any of its types, parameters of `param_type`."""
-    param_type = np.dtype(param_type)
-    constants = {"scale": np.asarray(scale, param_type)}
-    if zero_point is not None:
-        constants["zero_point"] = np.asarray(zero_point, param_type)
-    if enabled is not None:
-        constants["enabled"] = np.asarray(enabled)
-    names = [name if name in constants else "" for name in ("scale", "zero_point", "enabled")]
-    while names[-1] == "":
-        names.pop()
+    zero_point = None if zero_point is None else np.asarray(zero_point, param_type)
+    names, initializers = _constants(
+        scale=np.asarray(scale, param_type), zero_point=zero_point, enabled=enabled
+    )
     attributes = {name: value for name, value in attributes.items() if value is not None}
     node = helper.make_node("FakeQuantize", ["x", *names], ["y"], domain="onnxfq", **attributes)
-    initializers = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     session = make_session(between_casts(node, x.dtype), ["x"], {"y": FLOAT}, initializers, threads)
     return session.run(None, {"x": x.astype(np.float32)})[0].astype(x.dtype)
 
@@ -120,7 +122,7 @@ def ort_fake_quantize(
 def ort_dynamic_fake_quantize(
     x: np.ndarray,
     *,
-    global_scale: float | None = None,
+    global_scale: Any = None,
     enabled: bool | None = None,
     threads: int = 1,
     **attributes,
@@ -129,15 +131,10 @@ def ort_dynamic_fake_quantize(
     attributes = {name: value for name, value in attributes.items() if value is not None}
     if "symmetric" in attributes:
         attributes["symmetric"] = int(attributes["symmetric"])
-    inputs, initializers = ["x"], []
-    if global_scale is not None:
-        inputs.append("g")
-        initializers.append(numpy_helper.from_array(np.array(global_scale, np.float32), "g"))
-    if enabled is not None:
-        inputs += ["on"] if len(inputs) == 2 else ["", "on"]
-        initializers.append(numpy_helper.from_array(np.asarray(enabled), "on"))
+    shared = None if global_scale is None else np.asarray(global_scale, np.float32)
+    names, initializers = _constants(g=shared, on=enabled)
     outputs = ["y", "scale", "zero_point"]
-    node = helper.make_node("DynamicFakeQuantize", inputs, outputs, domain="onnxfq", **attributes)
+    node = helper.make_node("DynamicFakeQuantize", ["x", *names], outputs, domain="onnxfq", **attributes)
     nodes = between_casts(node, x.dtype)
     session = make_session(nodes, ["x"], dict.fromkeys(outputs, FLOAT), initializers, threads)
     y, scale, zero_point = session.run(None, {"x": x.astype(np.float32)})
@@ -145,35 +142,23 @@ def ort_dynamic_fake_quantize(
 
 
 def ort_qdq(
-    x: np.ndarray,
-    scale: Any,
-    zero_point: Any,
-    *,
-    qtype: str,
-    axis: int | None = None,
-    block_size: int | None = None,
-    saturate: bool = True,
+    x: np.ndarray, scale: Any, zero_point: Any, *, qtype: str, saturate: bool = True, **where: int | None
 ) -> np.ndarray:
     """Run onnxruntime's QuantizeLinear and DequantizeLinear once; the scale has x's type."""
     scale = np.asarray(scale, x.dtype)
     zero_point = np.broadcast_to(np.asarray(zero_point, np.int32), scale.shape)
-    attributes = {
-        name: value for name, value in (("axis", axis), ("block_size", block_size)) if value is not None
-    }
+    attributes = {name: value for name, value in where.items() if value is not None}
     initializers = [
         numpy_helper.from_array(scale, "scale"),
         helper.make_tensor("zero_point", QTYPES[qtype].onnx_type, scale.shape, zero_point.flatten().tolist()),
     ]
     overflow = {} if saturate else {"saturate": 0}
     nodes = [
+        helper.make_node("Cast", ["x"], ["t"], to=ONNX_TYPES[x.dtype]),
         helper.make_node("QuantizeLinear", ["t", "scale", "zero_point"], ["q"], **attributes, **overflow),
         helper.make_node("DequantizeLinear", ["q", "scale", "zero_point"], ["z"], **attributes),
-    ]
-    casts = [
-        helper.make_node("Cast", ["x"], ["t"], to=ONNX_TYPES[x.dtype]),
         helper.make_node("Cast", ["z"], ["y"], to=FLOAT),
     ]
-    nodes = [casts[0], *nodes, casts[1]]
     opset = 25 if QTYPES[qtype].bits == 2 else 21
     session = make_session(nodes, ["x"], {"y": FLOAT}, initializers, opset=opset, device="cpu")
     return session.run(None, {"x": x.astype(np.float32)})[0].astype(x.dtype)
@@ -248,3 +233,20 @@ def same_bits() -> Callable[[np.ndarray, np.ndarray], None]:
         )
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def fills_out(same_bits: Callable[..., None]) -> Callable[..., None]:
+    """A check that a kernel writes all elements of `out`, at an odd address or in place, and none outside."""
+
+    def check(kernel: Any, expected: Any, source: np.ndarray, **how: Any) -> None:
+        target = np.full(source.size + 16, 77, source.dtype)
+        out, wanted = target[3 : 3 + source.size], expected(source, **how)
+        wanted = wanted if isinstance(wanted, np.ndarray) else wanted[0]
+        kernel(source, out=out, **how)
+        same_bits(out.copy(), wanted)
+        assert (target[:3] == 77).all() and (target[3 + source.size :] == 77).all()
+        kernel(source, out=source, **how)
+        same_bits(source, wanted)
+
+    return check

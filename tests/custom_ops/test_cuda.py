@@ -14,9 +14,9 @@ import onnx
 import onnxruntime
 import pytest
 from body_models import MODELS
-from builders import BUILDERS, feed_for, planned
+from builders import BUILDERS, build, feed_for, planned
 from observed_models import by_axis, known_channels
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.errors import RuntimeLibraryError
@@ -103,36 +103,25 @@ def test_self_test_passes() -> None:
     assert [outcome.fault for outcome in self_test("cuda", in_sessions=False)] == [""] * 3
 
 
-def cuda_session(nodes: list[onnx.NodeProto], x: np.ndarray, **constants: np.ndarray) -> Any:
-    """A session on the GPU that must not fall back to the CPU for any node."""
-    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
-    graph = helper.make_graph(
-        nodes,
-        "test",
-        [helper.make_tensor_value_info("x", kind, x.shape)],
-        [helper.make_tensor_value_info("y", kind, x.shape)],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
+def open_on_gpu(model: onnx.ModelProto, count: int, **entries: str) -> onnxruntime.InferenceSession:
+    """A session with the first `count` providers of the GPU, and with these entries of its configuration."""
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    for name, value in entries.items():
+        options.add_session_config_entry(f"session.{name}", value)
     register_custom_ops(options)
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-    return onnxruntime.InferenceSession(model, options, providers=providers("cuda")[:1])
+    content = model.SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=providers("cuda")[:count])
 
 
 @needs_provider
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_sessions_stay_on_the_gpu(dtype: Any) -> None:
+@pytest.mark.parametrize("kind", ["float", "float16"])
+def test_sessions_stay_on_the_gpu(kind: str) -> None:
     """FakeQuantize with constant scales runs between nodes of onnxruntime on the GPU alone, run after run."""
-    x = np.random.default_rng(2).standard_normal((4, 6, 5)).astype(dtype)
+    x = np.random.default_rng(2).standard_normal((4, 6, 5)).astype("float32" if kind == "float" else kind)
     scale = np.linspace(0.01, 0.1, 6, dtype=np.float32)
-    nodes = [
-        helper.make_node("Relu", ["x"], ["r"]),
-        helper.make_node("FakeQuantize", ["r", "scale"], ["q"], domain="onnxfq", qtype="int8", axis=1),
-        helper.make_node("Neg", ["q"], ["y"]),
-    ]
-    session = cuda_session(nodes, x, scale=scale)
+    nodes = 'r = Relu (x) q = onnxfq.FakeQuantize <qtype = "int8", axis = 1> (r, scale) y = Neg (q)'
+    model = build(f"g ({kind}[4,6,5] x) => ({kind}[4,6,5] y) {{ {nodes} }}", {"scale": scale}, onnxfq=1)
+    session = open_on_gpu(model, 1, disable_cpu_ep_fallback="1")
     expected = -kernels.fake_quantize(np.maximum(x, 0), scale, qtype="int8", axis=1)
     for _ in range(3):
         assert session.run(None, {"x": x})[0].tobytes() == expected.tobytes()
@@ -141,20 +130,10 @@ def test_sessions_stay_on_the_gpu(dtype: Any) -> None:
 @needs_provider
 def test_state_stays_on_the_gpu() -> None:
     """Input and output of MergeStatistics are bound to one tensor of the device, fetched once at the end."""
-    graph = helper.make_graph(
-        [helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain="onnxfq")],
-        "test",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
-            helper.make_tensor_value_info("state", TensorProto.INT64, empty_state().shape),
-        ],
-        [helper.make_tensor_value_info("merged", TensorProto.INT64, empty_state().shape)],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("onnxfq", 1)]
-    options = onnxruntime.SessionOptions()
-    register_custom_ops(options)
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-    session = onnxruntime.InferenceSession(model, options, providers=providers("cuda"))
+    size = empty_state().size
+    merge = "merged = onnxfq.MergeStatistics (x, state)"
+    text = f"g (float[n] x, int64[{size}] state) => (int64[{size}] merged) {{ {merge} }}"
+    session = open_on_gpu(build(text, onnxfq=1), 2)
     state = onnxruntime.OrtValue.ortvalue_from_numpy(empty_state(), "cuda", 0)
     batches = [np.random.default_rng(i).standard_normal(10_000 + i).astype(np.float32) for i in range(5)]
     for batch in batches:

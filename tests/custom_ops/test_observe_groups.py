@@ -1,4 +1,4 @@
-"""Observe by channels and blocks against plain NumPy: each group as a separate tensor."""
+"""Observe by channels and blocks, and states that grow by it, against plain NumPy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from loops import loop_over
 
 from onnxfq.calibration.statistics import BIN_COUNT, TensorStatistics, empty_state
@@ -88,10 +89,13 @@ CASES = {
 @loop_over("threads", [1, 2])
 @loop_over("case", CASES)
 def test_groups_match_numpy(ops, case: str, threads: int) -> None:
-    """Range, counts and bins of every group, of any layout and however many threads."""
+    """Range, counts and bins of every group, of any layout and however many threads; bins if asked for."""
     shape, blocks = CASES[case]
     x = values(shape)
-    assert_same(ops.observe(x, threads=threads, **blocks), expected_groups(x, blocks))
+    expected = expected_groups(x, blocks)
+    assert_same(ops.observe(x, threads=threads, **blocks), expected)
+    without = [*expected[:2], *(part[:0] for part in expected[2:])]
+    assert_same(ops.observe(x, threads=threads, histogram=0, **blocks), without)
 
 
 @pytest.mark.parametrize("histogram", [True, False], ids=["", "no histogram"])
@@ -110,29 +114,27 @@ def test_states_of_groups_grow(ops, case: str, histogram: bool) -> None:
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("shape", [(8,), (4, 8), (5, 9), (5, 1, 8)])
-def test_states_of_other_groups_are_refused(ops, shape: tuple[int, ...]) -> None:
-    """One state for each group: the number is named."""
-    with pytest.raises(Exception, match=r"MergeStatistics: state must have shape \[5, 8\] or"):
-        ops.merge_statistics(np.ones((2, 5), np.float32), np.zeros(shape, np.int64), axis=1)
+@pytest.mark.parametrize("shape", [(8,), (9,), (4, 8), (5, 9), (5, 1, 8), (BIN_COUNT,), (1, 8), ()])
+@pytest.mark.parametrize("blocks", [{"axis": 1}, {}], ids=["groups", "whole"])
+def test_other_states_are_refused(ops, shape: tuple[int, ...], blocks: dict[str, int]) -> None:
+    """One state for each group: the shapes that there are are named."""
+    if shape == (8,) and not blocks:
+        return
+    wanted = r"\[5, 8\]" if blocks else r"\[8\]"
+    with pytest.raises(Exception, match=f"MergeStatistics: state must have shape {wanted} or"):
+        ops.merge_statistics(np.ones((2, 5), np.float32), np.zeros(shape, np.int64), **blocks)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("case", ["channels", "channels last, long", "blocks along two axes"])
 def test_halves_count_as_floats(ops, case: str, dtype: type) -> None:
-    """16-bit elements are converted row by row, in parts where rows are long."""
+    """16-bit elements are converted row by row, in parts where rows are long; ranges of channels too."""
     shape, blocks = CASES[case]
     with np.errstate(over="ignore"):
         x = values(shape).astype(dtype)
     assert_same(ops.observe(x, **blocks), expected_groups(x.astype(np.float32), blocks))
-
-
-def test_without_histogram(ops) -> None:
-    """histogram=0 leaves the bins empty and the rest as it is."""
-    shape, blocks = CASES["channels"]
-    limits, counts, bins, bin_counts = expected_groups(values(shape), blocks)
-    found = ops.observe(values(shape), histogram=0, **blocks)
-    assert_same(found, [limits, counts, bins[:0], bin_counts[:0]])
+    found, expected = (ops.observe(one, channel_ranges=1) for one in (x, x.astype(np.float32)))
+    assert_same(found, expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -145,24 +147,21 @@ def test_any_blocks(ops, data: st.DataObject) -> None:
     assert_same(ops.observe(x, **blocks), expected_groups(x, blocks))
 
 
-def test_calls_do_not_see_each_other(ops) -> None:
-    """Counters come back empty for the next call, also of NaN and infinities."""
-    for case in ("channels last, long", "channels", "tiles", "channels last"):
-        shape, blocks = CASES[case]
-        for seed in (1, 2):
-            x = values(shape, seed)
-            assert_same(ops.observe(x, **blocks), expected_groups(x, blocks))
+def in_blocks(x: np.ndarray, lanes: int) -> np.ndarray:
+    """Return `x` as onnxruntime keeps it: blocks of so many channels, the last one padded."""
+    channels, rest = x.shape[1], x.shape[2:]
+    blocks = -(-channels // lanes)
+    padded = np.full((len(x), blocks * lanes, *rest), np.float32(99))
+    padded[:, :channels] = x
+    memory = padded.reshape(len(x), blocks, lanes, int(np.prod(rest))).swapaxes(2, 3)
+    return np.ascontiguousarray(memory.reshape(padded.shape))
 
 
 @pytest.mark.parametrize("channels", [16, 17, 40, 64])
 def test_channels_of_the_blocked_layout(ops, channels: int) -> None:
     """Block and lane make the channel; the padding behind the last one is left out."""
     x = values((2, channels, 5, 3))
-    lanes = 16
-    padded = np.full((2, -(-channels // lanes) * lanes, 5, 3), np.float32(99))
-    padded[:, :channels] = x
-    memory = padded.reshape(2, -1, lanes, 5, 3).transpose(0, 1, 3, 4, 2).reshape(padded.shape)
-    found = ops.observe(np.ascontiguousarray(memory), axis=1, channels=channels, channel_block=lanes)
+    found = ops.observe(in_blocks(x, 16), axis=1, channels=channels, channel_block=16)
     assert_same(found, expected_groups(x, {"axis": 1}))
 
 
@@ -178,21 +177,8 @@ def test_ranges_of_channels_beside_the_whole(ops, shape, lanes: int, histogram: 
     if x.size == 0:
         expected[4] = np.tile(np.float32([np.inf, -np.inf]), (shape[1], 1))
     assert_same(ops.observe(x, channel_ranges=1, **given), expected)
-    channels, rest = shape[1], shape[2:]
-    blocks = -(-channels // lanes)
-    padded = np.full((shape[0], blocks * lanes, *rest), np.float32(99))
-    padded[:, :channels] = x
-    memory = padded.reshape(shape[0], blocks, lanes, int(np.prod(rest))).swapaxes(2, 3).reshape(padded.shape)
-    layout = {"channels": channels, "channel_block": lanes}
-    assert_same(ops.observe(np.ascontiguousarray(memory), channel_ranges=1, **layout, **given), expected)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_ranges_of_channels_of_halves(ops, dtype: type) -> None:
-    """They equal the statistics of the same numbers in float32."""
-    x = values((2, 5, 40, 70)).astype(dtype)
-    found, expected = (ops.observe(one, channel_ranges=1) for one in (x, x.astype(np.float32)))
-    assert_same(found, expected)
+    layout = {"channels": shape[1], "channel_block": lanes}
+    assert_same(ops.observe(in_blocks(x, lanes), channel_ranges=1, **layout, **given), expected)
 
 
 @pytest.mark.parametrize(
@@ -215,3 +201,40 @@ def test_groups_that_are_not_there_are_refused(ops, shape, attributes, text: str
     """One line with the operator's name and the rule."""
     with pytest.raises(Exception, match=f"Observe: .*{text}"):
         ops.observe(np.zeros(shape, np.float32), **attributes)
+
+
+def assert_equal(state: np.ndarray, expected: TensorStatistics) -> None:
+    """The state has these numbers and this histogram."""
+    found = TensorStatistics.from_state(state)
+    for name in ("rmin", "rmax", "elements", "nans", "infinities", "zeros", "bins", "counts"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
+
+
+@settings(max_examples=60)
+@given(parts=st.lists(hnp.arrays(np.float32, st.integers(0, 30), elements=st.floats(width=32)), max_size=4))
+def test_state_is_the_statistics_of_all_parts(ops, parts: list[np.ndarray]) -> None:
+    """Whatever came in whatever parts: the state says what NumPy says of all of it."""
+    state = empty_state()
+    for part in parts:
+        state = ops.merge_statistics(part, state)
+    everything = np.concatenate([np.zeros(0, np.float32), *parts])
+    assert_equal(state, TensorStatistics.from_array(everything))
+
+
+def test_the_state_given_is_not_changed(ops) -> None:
+    """The operator is a function: the caller's array stays what it was."""
+    state = empty_state()
+    ops.merge_statistics(np.ones(5, np.float32), state)
+    np.testing.assert_array_equal(state, empty_state())
+
+
+def test_state_of_nothing() -> None:
+    """The empty state is the identity of merging."""
+    assert_equal(empty_state(), TensorStatistics())
+
+
+def test_float16_counts_as_its_float32_values(ops) -> None:
+    """16-bit floats are counted by the value that they have."""
+    x = np.random.default_rng(1).standard_normal(1000).astype(np.float16)
+    state = ops.merge_statistics(x, empty_state())
+    assert_equal(state, TensorStatistics.from_array(x.astype(np.float32)))

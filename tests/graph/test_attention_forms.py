@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from builders import build, feed_for, planned, weights
+from builders import build, feed_for, onnx_cases, planned, weights
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from onnx.backend.test.case.node import collect_testcases
 
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.attention import find_attentions
@@ -23,17 +21,10 @@ from onnxfq.targets.target import prepare_model
 DEFINED = ("qk_matmul", "mode3", "nonpad", "padded_kv", "window", "softmax_precision")
 
 
-@cache
 def cases() -> dict[str, Any]:
     """Return ONNX's cases of Attention in types that ONNX Runtime multiplies on a CPU, by name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # onnx makes the cases of all operators, and overflows in some casts
-        collected = collect_testcases(None)
-    found = {
-        c.name.removeprefix("test_"): c
-        for c in collected
-        if [n.op_type for n in c.model.graph.node] == ["Attention"] and "bf16" not in c.name
-    }
+    attentions = [c for c in onnx_cases() if [n.op_type for n in c.model.graph.node] == ["Attention"]]
+    found = {c.name.removeprefix("test_"): c for c in attentions if "bf16" not in c.name}
     assert len(found) > 60
     return found
 
@@ -98,13 +89,15 @@ def test_a_guard_behind(opset: int, kind: str, array: str) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+def output(name: str) -> Callable[[onnx.GraphProto], None]:
+    """Make a tensor an output of the graph."""
+    value = helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2, 3, 3])
+    return lambda graph: graph.output.append(value)
+
+
 CHANGES = {
-    "its probabilities are an output": lambda g: g.output.append(
-        helper.make_tensor_value_info("p", TensorProto.FLOAT, [2, 2, 3, 3])
-    ),
-    "guarded probabilities are an output": lambda g: g.output.append(
-        helper.make_tensor_value_info("g", TensorProto.FLOAT, [2, 2, 3, 3])
-    ),
+    "its probabilities are an output": output("p"),
+    "guarded probabilities are an output": output("g"),
     "another value than 0": lambda g: g.initializer[0].CopyFrom(
         helper.make_tensor("zero", TensorProto.FLOAT, [], [1.0])
     ),

@@ -10,7 +10,19 @@ import numpy as np
 import onnx
 import pytest
 from body_models import MODELS, W, loop, nested, staged
-from builders import build, constants, feed_for, plain_quantize, planned, stage, weights
+from builders import (
+    Staged,
+    assert_forms_agree,
+    assert_same_outputs,
+    build,
+    choice,
+    constants,
+    feed_for,
+    plain_quantize,
+    planned,
+    stage,
+    weights,
+)
 
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.recipe import Recipe
@@ -32,28 +44,21 @@ def test_pairs_in_bodies(name: str, recipe: str) -> None:
     """All is quantized; Q/DQ, fake quant and the switched model give the same bits; off, they are float."""
     proto, one = staged(name, recipe)
     assert all(row.quantized == row.total for row in one.plan.coverage())
-    parts = (one.model, one.plan, one.encodings)
-    qdq, simulation = insert_qdq(*parts), insert_fake_quantize(*parts)
-    switched = insert_fake_quantize(*parts, switches="one")
-    onnx.checker.check_model(qdq, full_check=True)
+    qdq = assert_forms_agree(one)
     assert [v.name for v in qdq.graph.output] == [v.name for v in proto.graph.output]
-    want = Session(simulation, 1, exact=True).run(one.feed)
-    off = one.feed | {"onnxfq/enabled": np.asarray(False)}
-    for model, feed, expected in (
-        (qdq, one.feed, want),
-        (switched, one.feed, want),
-        (switched, off, Session(proto, 1, exact=True).run(one.feed)),
-    ):
-        for have, wanted in zip(Session(model, 1, exact=True).run(feed), expected, strict=True):
-            np.testing.assert_array_equal(have, wanted)
+    switched = insert_fake_quantize(one.model, one.plan, one.encodings, switches="one")
+    off = Session(switched, 1, exact=True).run(one.feed | {"onnxfq/enabled": np.asarray(False)})
+    assert_same_outputs(qdq, switched, one.feed)
+    for have, wanted in zip(off, Session(proto, 1, exact=True).run(one.feed), strict=True):
+        np.testing.assert_array_equal(have, wanted)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_pairs_stand_in_the_body_of_their_reader(name: str) -> None:
     """Each weighted operator reads DequantizeLinear of its own body: TensorRT fuses no pair across."""
     _, one = staged(name)
-    qdq = insert_qdq(one.model, Calibrated.of(one.plan, one.encodings).plan, one.encodings)
-    floats = {s.name for s in Calibrated.of(one.plan, one.encodings).plan.skipped}
+    plan = Calibrated.of(one.plan, one.encodings).plan
+    qdq, floats = insert_qdq(one.model, plan, one.encodings), {s.name for s in plan.skipped}
     for graph in list_graphs(qdq.graph):
         made = {output: node.op_type for node in graph.node for output in node.output}
         for node in graph.node:
@@ -65,12 +70,7 @@ def test_pairs_stand_in_the_body_of_their_reader(name: str) -> None:
 @pytest.mark.sample
 def test_weights_of_two_bodies_are_stored_once() -> None:
     """A weight with readers in both branches is stored once; for TensorRT, once for each graph."""
-    proto = build(
-        """g (float[N,4] x, bool c) => (float[N,4] y) { h = MatMul (x, w)
-            y = If (c) <then_branch = a () => (float[N,4] u) { u = MatMul (h, w) },
-                        else_branch = b () => (float[N,4] v) { v = MatMul (h, w) }> }""",
-        {"w": W["w"]},
-    )
+    proto = choice("u = MatMul (h, w)", "v = MatMul (h, w)", "h = MatMul (x, w)")
     one = stage(proto)
     stored = constants(insert_qdq(one.model, one.plan, one.encodings))
     copies = [stored[name] for name in ("w/q", "w/q_2", "w/q_3")]
@@ -124,35 +124,23 @@ def test_a_branch_that_was_never_taken(caplog: pytest.LogCaptureFixture) -> None
     statistics = collect_statistics(model, plan, [feed])
     assert [s.elements for s in statistics.tensors.values()] == [0, 16]
     encodings = calibrate(model, plan, statistics)
-    assert (
-        "then_branch of If 'choose' was not taken: the calibration data gave no finite value" in caplog.text
-    )
+    said = "then_branch of If 'choose' was not taken: the calibration data gave no finite value"
+    assert said in caplog.text
     part = Calibrated.of(plan, encodings).plan
     assert [str(row) for row in part.coverage()] == ["MatMul 1/2"]
     (node,) = [s for s in part.skipped if s.kind == "node"]
     assert node.why == "no run of the calibration data gave it a value"
-    feed["n"] = np.asarray(3)
-    got, want = (
-        Session(insert(model, plan, encodings), 1, exact=True).run(feed)
-        for insert in (insert_qdq, insert_fake_quantize)
-    )
-    np.testing.assert_array_equal(got[0], want[0])
+    assert_forms_agree(Staged(model, plan, statistics, encodings, feed | {"n": np.asarray(3)}))
 
 
 def test_a_branch_that_unseen_samples_alone_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its product is quantized: the ranges of all samples have what those of the first ones lack."""
-    proto = build(
-        """g (float[N,4] x, bool c) => (float[N,4] y) { h = MatMul (x, w)
-            y = If (c) <then_branch = a () => (float[N,4] u) { t = Tanh (h) u = MatMul (t, w2) },
-                        else_branch = b () => (float[N,4] v) { v = Relu (h) }> }""",
-        {name: W[name] for name in ("w", "w2")},
-    )
+    proto = choice("t = Tanh (h) u = MatMul (t, w2)", "v = Relu (h)", "h = MatMul (x, w)")
     feeds = [{"x": weights(1, 4, seed=n), "c": np.asarray(n < 16)} for n in range(40)]
     places = {feed["x"].tobytes(): n for n, feed in enumerate(feeds)}
     monkeypatch.setattr("onnxfq.data.digest.sample_digest", lambda one: places[one["x"].tobytes()])
-    made = plain_quantize(
-        proto, feeds, recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
-    )
+    recipe = load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
+    made = plain_quantize(proto, feeds, recipe=recipe)
     assert [str(row) for row in made.plan.coverage()] == ["MatMul 2/2"]
 
 
@@ -162,8 +150,7 @@ def test_names_that_branches_share() -> None:
     assert "2 tensor(s) in bodies had names of others and got new ones" in model.notes
     names = [name for node in list_nodes(model.proto.graph) for name in node.output]
     assert len(set(names)) == len(names)
-    feed = feed_for(nested()) | {"n": np.asarray(3)}
-    np.testing.assert_array_equal(Session(model.proto, 1).run(feed)[0], Session(nested(), 1).run(feed)[0])
+    assert_same_outputs(nested(), model.proto, feed_for(nested()) | {"n": np.asarray(3)})
 
 
 def test_bodies_of_old_opsets() -> None:
@@ -182,19 +169,13 @@ def test_bodies_of_old_opsets() -> None:
     model = load(proto)
     onnx.checker.check_model(model.proto, full_check=True)
     for cond in (True, False):
-        feed = feed_for(proto) | {"cond": np.asarray(cond)}
-        np.testing.assert_array_equal(Session(model.proto, 1).run(feed)[0], Session(proto, 1).run(feed)[0])
+        assert_same_outputs(proto, model.proto, feed_for(proto) | {"cond": np.asarray(cond)})
     assert [str(row) for row in planned(proto).coverage()] == ["MatMul 2/2"]
 
 
 def test_a_transposed_weight_out_there() -> None:
     """A Transpose outside of the body that reads it is folded, so that the pair can stand in the body."""
-    proto = build(
-        """g (float[N,4] x, bool c) => (float[N,4] y) { [turn] t = Transpose (w)
-            y = If (c) <then_branch = a () => (float[N,4] u) { u = MatMul (x, t) },
-                        else_branch = b () => (float[N,4] v) { v = Relu (x) }> }""",
-        {"w": W["w"]},
-    )
+    proto = choice("u = MatMul (x, t)", "v = Relu (x)", "[turn] t = Transpose (w)")
     (weight,) = planned(proto).weights
     assert (weight.tensor, weight.spec.granularity.axis) == ("t", 1)
 
@@ -216,11 +197,7 @@ def test_a_body_of_another_operator() -> None:
     assert left.name == "inside" and left.why.startswith("in the body of SequenceMap 'map', where no")
     (weight,) = one.plan.weights
     assert weight.why.endswith("MatMul 'inside' reads it in float, so it is stored in both forms")
-    made = insert_qdq(one.model, one.plan, one.encodings)
-    onnx.checker.check_model(made, full_check=True)
-    simulated = insert_fake_quantize(one.model, one.plan, one.encodings)
-    want, got = (Session(proto, 1, exact=True).run(one.feed) for proto in (simulated, made))
-    np.testing.assert_array_equal(got[0], want[0])
+    assert_forms_agree(one)
 
 
 def test_inspection_sees_bodies() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import Arrays, run_as_written
+from builders import Arrays, ends_process, run_as_written
 from onnx import parser
 
 import onnxfq
@@ -56,13 +54,6 @@ def feed(shape: tuple[int, ...], chosen: bool = True) -> Arrays:
     return {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32), "c": np.asarray(chosen)}
 
 
-def ends(model: onnx.ModelProto, path: Path) -> bool:
-    """Tell whether a process ends that opens a session with default optimizations."""
-    onnx.save(model, path)
-    code = "import onnxruntime as o, sys; o.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])"
-    return subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=False).returncode < 0
-
-
 CASES = {name: (*move, IF) for name, move in MOVES.items()} | {"Loop": (*MOVES["Squeeze"], LOOP)}
 
 
@@ -71,7 +62,7 @@ def test_the_repaired_file_is_loaded(name: str, tmp_path: Path) -> None:
     """It gives the values of the file as written. A failure of the first line means that the rule can go."""
     move, shape, owner = CASES[name]
     model = network(move, shape, owner)
-    assert ends(model, tmp_path / "model.onnx")
+    assert ends_process(model, tmp_path / "model.onnx")
     repaired = pair_moved_reads(model)
     assert repaired is not model and not find_moved_reads(repaired)
     session = onnxruntime.InferenceSession(repaired.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -94,7 +85,7 @@ def test_other_reads_are_left_alone(tmp_path: Path) -> None:
     ]
     for number, model in enumerate(kept):
         assert pair_moved_reads(model) is model
-        assert not ends(model, tmp_path / f"{number}.onnx")
+        assert not ends_process(model, tmp_path / f"{number}.onnx")
 
 
 def test_given_files_end_no_process(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,4 +112,4 @@ def test_no_recipe_writes_one(recipe: str, tmp_path: Path) -> None:
     model.graph.output[0].type.tensor_type.ClearField("shape")
     result = onnxfq.quantize(model, [feed((1, 2, 4, 4))] * 4, tmp_path / "out.onnx", recipe=recipe)
     assert result.plan.placements
-    assert not ends(onnx.load(tmp_path / "out.onnx"), tmp_path / "again.onnx")
+    assert not ends_process(onnx.load(tmp_path / "out.onnx"), tmp_path / "again.onnx")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build_used, feed_for, weights
+from builders import assert_same_outputs, build_used, feed_for, scalars, weights
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import random_feed, random_models
@@ -16,7 +16,6 @@ from random_graphs import random_feed, random_models
 from onnxfq.graph.channels import Analysis, analyze_channels
 from onnxfq.graph.channels.ties import reshape_ids
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import Model
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.passes.equalize import fold_factors, inexact_folds
 from onnxfq.runtime.session import Session
@@ -29,93 +28,63 @@ SHAPES |= {"m0": (6, 8), "m2": (6, 8), "mb": (8,), "m1": (8, 4), "g": (8,), "m8"
 SHAPES |= {"e": (8, 8)}
 LINEAR = "h = MatMul (x, m0) c = Add (h, mb)"
 
-# Name: input, nodes, and how many operators with weights read channels with free factors.
-NETWORKS = {
-    "relu": (IMAGE, f"{CONV} r = Relu (c) y = Conv (r, w1)", 1),
-    "leaky": (IMAGE, f"{CONV} r = LeakyRelu <alpha = 0.1> (c) y = Conv (r, w1)", 1),
-    "prelu": (IMAGE, f"{CONV} r = PRelu (c, p) y = Conv (r, w1)", 1),
-    "clip at 0": (IMAGE, f"{CONV} r = Clip (c, zero) y = Conv (r, w1)", 1),
-    "pools": (
-        IMAGE,
-        f"{CONV} r = MaxPool <kernel_shape = [2,2]> (c) s = AveragePool <kernel_shape = [2,2]> (r) "
-        "g0 = GlobalAveragePool (s) y = Conv (g0, w2)",
-        1,
-    ),
-    "pad": (IMAGE, f"{CONV} r = Pad (c, pads) y = Conv (r, w1)", 1),
-    "padded channels": (IMAGE, f"{CONV} r = Pad (c, pads8) y = Conv (r, w16)", 1),
-    "residual": (IMAGE, f"{CONV} d = Conv (c, wd8) r = Relu (d) s = Add (r, c) y = Conv (s, w2)", 2),
-    "concat": (IMAGE, f"{CONV} d = Conv (c, wd8) r = Concat <axis = 1> (c, d) y = Conv (r, w16)", 2),
-    "slice": (IMAGE, f"{CONV} r = Slice (c, two, four, one) y = Conv (r, wq)", 1),
-    "split": (IMAGE, f"{CONV} r, s = Split <axis = 1> (c) t = Concat <axis = 1> (s, r) y = Conv (t, w1)", 1),
-    "shuffle": (IMAGE, f"{CONV} r = DepthToSpace <blocksize = 2> (c) y = Conv (r, wq)", 1),
-    "shuffle crd": (IMAGE, f'{CONV} r = DepthToSpace <blocksize = 2, mode = "CRD"> (c) y = Conv (r, wq)', 1),
-    "depthwise": (IMAGE, f"{CONV} d = Conv <group = 8> (c, wd) r = Relu (d) y = Conv (r, w1)", 2),
-    "groups": (IMAGE, f"{CONV} d = Conv <group = 2> (c, wg) y = Conv (d, w1)", 2),
-    "transposed": (IMAGE, f"{CONV} d = ConvTranspose (c, wt) y = Conv (d, wq4)", 2),
-    "batch norm": (
-        IMAGE,
-        f"{CONV} d = BatchNormalization (c, v, b0, g, positive) r = Relu (d) y = Conv (r, w1)",
-        1,
-    ),
-    "instance norm": (IMAGE, f"{CONV} d = InstanceNormalization (c, v, b0) y = Conv (d, w1)", 1),
-    "resize": (IMAGE, f"{CONV} d = Resize (c, none, scales) y = Conv (d, w1)", 1),
-    "flatten": (IMAGE, f"{CONV} d = Flatten (c) y = Gemm (d, wf)", 1),
-    "mean": (IMAGE, f"{CONV} d = ReduceMean <axes = [2,3], keepdims = 0> (c) y = Gemm (d, m1)", 1),
-    "mlp": (ROWS, f"{LINEAR} r = Relu (c) y = MatMul (r, m1)", 1),
-    "transposed weight": (
-        ROWS,
-        f"{LINEAR} r = Relu (c) m1t = Transpose <perm = [1,0]> (g2) y = MatMul (r, m1t)",
-        1,
-    ),
-    "gate": (ROWS, f"{LINEAR} k = MatMul (x, m2) s = Sigmoid (k) r = Mul (c, s) y = MatMul (r, m1)", 1),
-    "layer norm": (ROWS, f"{LINEAR} r = LayerNormalization (c, g, mb) y = MatMul (r, m1)", 1),
-    "gelu": (
-        ROWS,
-        f"{LINEAR} k = Erf (c) k1 = Add (k, single) k2 = Mul (c, k1) r = Mul (k2, half) y = MatMul (r, m1)",
-        1,
-    ),
-    "division": (ROWS, f"{LINEAR} k = Tanh (c) r = Div (k, v) y = MatMul (r, m1)", 1),
-    "values": (
-        ROWS,
-        f"{LINEAR} h0 = Reshape (c, heads) v0 = Transpose <perm = [0,2,1,3]> (h0) "
-        "k0 = Transpose <perm = [0,2,3,1]> (h0) q = MatMul (v1, k0) "
-        "a = Softmax (q) o = MatMul (a, v2) o1 = Transpose <perm = [0,2,1,3]> (o) "
-        "o2 = Reshape (o1, whole) y = MatMul (o2, m1)",
-        1,
-    ),
-    "shared vector": (
-        ROWS,
-        f"{LINEAR} r = LayerNormalization (c, g, mb) s = LayerNormalization (x2, g, mb) "
-        "y1 = MatMul (r, m1) y2 = MatMul (s, m1) y = Add (y1, y2)",
-        2,
-    ),
-    "shared and turned": (
-        ROWS,
-        f"{LINEAR} r = MatMul (c, m8) t = Transpose <perm = [1,0]> (m8) s = MatMul (r, t) "
-        "k = MatMul (s, e) y = MatMul (k, m1)",
-        1,
-    ),
+# Name: nodes behind the first operator of an image.
+IMAGES = {
+    "relu": "r = Relu (c) y = Conv (r, w1)",
+    "leaky": "r = LeakyRelu <alpha = 0.1> (c) y = Conv (r, w1)",
+    "prelu": "r = PRelu (c, p) y = Conv (r, w1)",
+    "clip at 0": "r = Clip (c, zero) y = Conv (r, w1)",
+    "pools": "r = MaxPool <kernel_shape = [2,2]> (c) s = AveragePool <kernel_shape = [2,2]> (r) "
+    "g0 = GlobalAveragePool (s) y = Conv (g0, w2)",
+    "pad": "r = Pad (c, pads) y = Conv (r, w1)",
+    "padded channels": "r = Pad (c, pads8) y = Conv (r, w16)",
+    "residual": "d = Conv (c, wd8) r = Relu (d) s = Add (r, c) y = Conv (s, w2)",
+    "concat": "d = Conv (c, wd8) r = Concat <axis = 1> (c, d) y = Conv (r, w16)",
+    "slice": "r = Slice (c, two, four, one) y = Conv (r, wq)",
+    "split": "r, s = Split <axis = 1> (c) t = Concat <axis = 1> (s, r) y = Conv (t, w1)",
+    "shuffle": "r = DepthToSpace <blocksize = 2> (c) y = Conv (r, wq)",
+    "shuffle crd": 'r = DepthToSpace <blocksize = 2, mode = "CRD"> (c) y = Conv (r, wq)',
+    "depthwise": "d = Conv <group = 8> (c, wd) r = Relu (d) y = Conv (r, w1)",
+    "groups": "d = Conv <group = 2> (c, wg) y = Conv (d, w1)",
+    "transposed": "d = ConvTranspose (c, wt) y = Conv (d, wq4)",
+    "batch norm": "d = BatchNormalization (c, v, b0, g, positive) r = Relu (d) y = Conv (r, w1)",
+    "instance norm": "d = InstanceNormalization (c, v, b0) y = Conv (d, w1)",
+    "resize": "d = Resize (c, none, scales) y = Conv (d, w1)",
+    "flatten": "d = Flatten (c) y = Gemm (d, wf)",
+    "mean": "d = ReduceMean <axes = [2,3], keepdims = 0> (c) y = Gemm (d, m1)",
 }
+# And of rows.
+TOKENS = {
+    "mlp": "r = Relu (c) y = MatMul (r, m1)",
+    "transposed weight": "r = Relu (c) m1t = Transpose <perm = [1,0]> (g2) y = MatMul (r, m1t)",
+    "gate": "k = MatMul (x, m2) s = Sigmoid (k) r = Mul (c, s) y = MatMul (r, m1)",
+    "layer norm": "r = LayerNormalization (c, g, mb) y = MatMul (r, m1)",
+    "gelu": "k = Erf (c) k1 = Add (k, single) k2 = Mul (c, k1) r = Mul (k2, half) y = MatMul (r, m1)",
+    "division": "k = Tanh (c) r = Div (k, v) y = MatMul (r, m1)",
+    "values": "vv = MatMul (x, m2) vh = Reshape (vv, heads) vt = Transpose <perm = [0,2,1,3]> (vh) "
+    "h0 = Reshape (c, heads) v0 = Transpose <perm = [0,2,1,3]> (h0) "
+    "k0 = Transpose <perm = [0,2,3,1]> (h0) q = MatMul (v0, k0) "
+    "a = Softmax (q) o = MatMul (a, vt) o1 = Transpose <perm = [0,2,1,3]> (o) "
+    "o2 = Reshape (o1, whole) y = MatMul (o2, m1)",
+    "shared vector": "r = LayerNormalization (c, g, mb) s = LayerNormalization (c, g, mb) "
+    "y1 = MatMul (r, m1) y2 = MatMul (s, m1) y = Add (y1, y2)",
+    "shared and turned": "r = MatMul (c, m8) t = Transpose <perm = [1,0]> (m8) s = MatMul (r, t) "
+    "k = MatMul (s, e) y = MatMul (k, m1)",
+}
+TWO = {"residual", "concat", "depthwise", "groups", "transposed", "shared vector"}
+"""In these two operators with weights read channels with free factors, in others one."""
 
 
 def network(name: str) -> onnx.ModelProto:
-    """Return a network of the table; its attention reads values of a separate projection."""
-    given_, nodes, _ = NETWORKS[name]
-    if name == "values":
-        nodes = nodes.replace("(v1, k0)", "(v0, k0)").replace("(a, v2)", "(a, vt)")
-        nodes = nodes.replace(
-            LINEAR,
-            f"{LINEAR} vv = MatMul (x, m2) vh = Reshape (vv, heads) vt = Transpose <perm = [0,2,1,3]> (vh)",
-        )
-    nodes = nodes.replace("(x2,", "(c,")
+    """Return a network of the tables; its attention reads values of a separate projection."""
+    given_, first, table = (IMAGE, CONV, IMAGES) if name in IMAGES else (ROWS, LINEAR, TOKENS)
     arrays = {key: weights(*shape, seed=number) for number, (key, shape) in enumerate(SHAPES.items())}
     arrays |= {"wd8": weights(8, 8, 1, 1), "wg": weights(8, 4, 1, 1), "wq4": weights(2, 4, 1, 1)}
-    arrays |= {"positive": np.abs(weights(8)) + 1, "half": np.float32(0.5), "single": np.float32(1)}
-    arrays |= {"zero": np.float32(0), "scales": np.float32([1, 1, 2, 2]), "none": np.float32([])}
-    whole = {"pads": [0, 0, 1, 1, 0, 0, 2, 0], "pads8": [0, 3, 0, 0, 0, 5, 0, 0], "two": [2], "four": [4]}
-    whole |= {"one": [1], "heads": [0, 0, 2, 4], "whole": [0, 0, 8]}
-    arrays |= {key: np.asarray(value, np.int64) for key, value in whole.items()}
-    return build_used(f"g ({given_}) => (float y) {{ {nodes} }}", arrays)
+    arrays |= {"positive": np.abs(weights(8)) + 1}
+    arrays |= scalars(np.float32, half=0.5, single=1, zero=0, scales=[1, 1, 2, 2], none=[])
+    arrays |= scalars(np.int64, pads=[0, 0, 1, 1, 0, 0, 2, 0], pads8=[0, 3, 0, 0, 0, 5, 0, 0])
+    arrays |= scalars(np.int64, one=[1], two=[2], four=[4], heads=[0, 0, 2, 4], whole=[0, 0, 8])
+    return build_used(f"g ({given_}) => (float y) {{ {first} {table[name]} }}", arrays)
 
 
 def random_factors(analysis: Analysis, seed: int, most: int) -> np.ndarray:
@@ -127,28 +96,18 @@ def random_factors(analysis: Analysis, seed: int, most: int) -> np.ndarray:
     return exponents
 
 
-def outputs(model: Model, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs, nothing optimised."""
-    return Session(model.proto, 1, exact=True).run(feed)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*IMAGES, *TOKENS])
 def test_outputs_keep_their_bits(name: str) -> None:
     """Random powers of two up to 2^11 in every free channel change no bit of the output."""
     model = load(network(name))
     analysis = analyze_channels(model)
     readers = sum(len(group.readers) for group in analysis.groups)
-    assert readers == NETWORKS[name][2], analysis.blocked
+    assert readers == 1 + (name in TWO), analysis.blocked
     scaled = fold_factors(model, analysis, random_factors(analysis, 3, 11))
     onnx.checker.check_model(scaled.proto, full_check=True)
     assert len(scaled.proto.graph.node) == len(model.proto.graph.node)
     assert scaled.proto.graph.SerializeToString() != model.proto.graph.SerializeToString()
-    shape = [
-        2 if dim.dim_param else dim.dim_value for dim in model.proto.graph.input[0].type.tensor_type.shape.dim
-    ]
-    feed = {"x": np.random.default_rng(0).standard_normal(shape, dtype=np.float32)}
-    for one, other in zip(outputs(model, feed), outputs(scaled, feed), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same_outputs(model.proto, scaled.proto, feed_for(model.proto, count=2))
 
 
 @pytest.mark.sample
@@ -166,8 +125,7 @@ def test_outputs_keep_their_bits(name: str) -> None:
 def test_what_does_not_pass_factors_on_blocks(nodes: str, why: str) -> None:
     """An operator without f(s x) = s f(x), and one that also reads elsewhere, leave the factors at 1."""
     arrays = {key: weights(*shape) for key, shape in SHAPES.items()} | {"w8": weights(8, 8, 3, 3)}
-    arrays |= {"zero": np.float32(0), "one": np.float32(6), "single": np.float32(1)}
-    arrays |= {"pads": np.asarray([0, 0, 1, 1, 0, 0, 1, 1], np.int64)}
+    arrays |= scalars(np.float32, zero=0, one=6, single=1) | {"pads": np.int64([0, 0, 1, 1, 0, 0, 1, 1])}
     model = load(build_used(f"g ({IMAGE}) => (float y) {{ {nodes} }}", arrays))
     analysis = analyze_channels(model)
     assert not [group for group in analysis.groups if group.readers and group.writers]
@@ -181,9 +139,7 @@ def test_random_graphs_keep_their_bits(model: onnx.ModelProto, seed: int) -> Non
     loaded = load(model)
     analysis = analyze_channels(loaded)
     scaled = fold_factors(loaded, analysis, random_factors(analysis, seed, 6))
-    feed = random_feed(model, 1, True)
-    for one, other in zip(outputs(loaded, feed), outputs(scaled, feed), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same_outputs(loaded.proto, scaled.proto, random_feed(model, 1, True))
 
 
 SIDES = {"yolox_nano": 416, "ppocrv3_det_op12": 64, "resnet20_dynamo_op20_ext": 32}
@@ -200,12 +156,13 @@ def test_real_models_keep_their_function(path: Path) -> None:
     scaled = fold_factors(model, analysis, factors)
     assert not inexact_folds(model, analysis, factors)
     feed = feed_for(model.proto, count=SIDES.get(path.stem, 8))
-    for one, other in zip(outputs(model, feed), outputs(scaled, feed), strict=True):
-        if half:
-            # Small weights of float16 lose bits, and the model rounds every tensor to 11 bits.
-            assert ErrorSums.from_arrays(one, other).sqnr_db > 66
-        else:
-            np.testing.assert_array_equal(one, other)
+    if not half:
+        assert_same_outputs(model.proto, scaled.proto, feed)
+        return
+    results = (Session(one.proto, 1, exact=True).run(feed) for one in (model, scaled))
+    for one, other in zip(*results, strict=True):
+        # Small weights of float16 lose bits, and the model rounds every tensor to 11 bits.
+        assert ErrorSums.from_arrays(one, other).sqnr_db > 66
 
 
 @pytest.mark.parametrize(

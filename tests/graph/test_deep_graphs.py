@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, plain_quantize, weights
+from builders import build, plain_quantize, scalars, weights
 
 import onnxfq
 from onnxfq.graph.io.load import load
@@ -51,12 +51,7 @@ def test_between_products(text: str, count: int, tmp_path: Path) -> None:
         f"""g (float[16,16] x) => (float[16,16] y, float[16,16] z) {{
             h = MatMul (x, w) {nodes} y = MatMul ({last}, w)
             s = MatMul ({last}, h) a = Softmax (s) z = MatMul (a, {last}) }}""",
-        {
-            "w": weights(16, 16) / 16,
-            "shape": np.array([16, 16]),
-            "one": np.array(1, np.float32),
-            "yes": np.array(True),
-        },
+        {"w": weights(16, 16) / 16, "shape": np.array([16, 16]), "one": np.float32(1), "yes": np.array(True)},
     )
     wanted = load_recipe("tensorrt-int8").model_copy(update={"small_shapes": "quantize"})
     feeds = [{"x": weights(16, 16)}]
@@ -80,12 +75,7 @@ def test_sizes(text: str, count: int, tmp_path: Path) -> None:
             q, k, v = Split <axis = 1, num_outputs = 3> (h)
             q1 = Reshape (q, all) k1 = Reshape (k, all) v1 = Reshape (v, all)
             kt = Transpose <perm = [1,0]> (k1) s = MatMul (q1, kt) a = Softmax (s) y = MatMul (a, v1) }}""",
-        {
-            "w": weights(16, 48) / 16,
-            "c": np.ones(1, np.float32),
-            "zero": np.array([0]),
-            "sixteen": np.array([16]),
-        },
+        {"w": weights(16, 48) / 16, "c": np.ones(1, np.float32), **scalars(np.int64, zero=[0], sixteen=[16])},
         opset=18,
     )
     plain_quantize(proto, [{"x": weights(1, 16)}], tmp_path / "q.onnx")
@@ -104,16 +94,9 @@ def split_behind(depth: int, form: str, asked: str = "p") -> onnx.ModelProto:
             ot = Transpose <perm = [0,2,1,3]> (o) of = Reshape (ot, flat) y = MatMul (of, wo)
             size = Shape ({asked}) length = Slice (size, zero, two) whole = Concat <axis = 0> (length, last)
             t = Reshape (x, whole) {nodes} z = Identity ({last}) }}""",
-        {
-            "w": weights(64, 192) / 8,
-            "wo": weights(64, 64) / 8,
-            "parts": np.array([64, 64, 64]),
-            "heads": np.array([1, 16, 2, 32]),
-            "flat": np.array([1, 16, 64]),
-            "zero": np.array([0]),
-            "two": np.array([2]),
-            "last": np.array([64]),
-        },
+        {"w": weights(64, 192) / 8, "wo": weights(64, 64) / 8}
+        | scalars(np.int64, parts=[64, 64, 64], heads=[1, 16, 2, 32], flat=[1, 16, 64])
+        | scalars(np.int64, zero=[0], two=[2], last=[64]),
     )
 
 

@@ -8,8 +8,7 @@ from copy import deepcopy
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, Arrays, build, feed_for, planned, stage, tied_embedding, weights
-from onnx import numpy_helper
+from builders import BUILDERS, Arrays, build, constants, feed_for, planned, square, stage, weights
 
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
@@ -99,36 +98,26 @@ def test_names_change_nothing(scheme: str, name: str) -> None:
 def test_an_input_named_like_an_observer() -> None:
     """Only the name of an input cannot be given away: refused, with the remedy."""
     taken = observe_output("h", OBSERVE_OUTPUTS[0])
-    proto, _ = renamed(
-        build("g (float[N,4] x) => (float[N,4] y) { h = Relu (x) y = MatMul (h, w) }", {"w": weights(4, 4)}),
-        lambda n, i: taken if n == "x" else n,
-        lambda n, i: n,
-    )
-    model, plan = load(proto), planned(proto)
-    with pytest.raises(
-        PlanError, match="input 'h/observe/range' has the name of a result .* rename the input"
-    ):
-        collect_statistics(model, plan, [feed_for(proto)])
+    proto = square("h = Relu (x) y = MatMul (h, w)")
+    proto, _ = renamed(proto, lambda n, i: taken if n == "x" else n, lambda n, i: n)
+    says = "input 'h/observe/range' has the name of a result .* rename the input"
+    with pytest.raises(PlanError, match=says):
+        collect_statistics(load(proto), planned(proto), [feed_for(proto)])
 
 
 def test_a_tied_table_is_split_with_a_note() -> None:
     """The lookup stays exact, so the table is stored in both forms, and the plan says so."""
-    (weight,) = planned(tied_embedding()).weights
+    (weight,) = planned(BUILDERS["tied_embedding"]()).weights
     assert weight.why.endswith("; Gather 'look' reads it in float, so it is stored in both forms")
-    one = stage(tied_embedding())
+    one = stage(BUILDERS["tied_embedding"]())
     stored = {t.name for t in insert_qdq(one.model, one.plan, one.encodings).graph.initializer}
     assert {"table", "table/q"} <= stored
 
 
 def test_tied_weights_of_two_transposes_are_one() -> None:
     """Two Transposes of one weight, and the weight itself, are placed once and stored once."""
-    proto = build(
-        """g (float[N,4] x) => (float[N,4] y) {
-            t1 = Transpose (w) a = MatMul (x, t1) t2 = Transpose (w) b = MatMul (a, t2)
-            y = Gemm <transB=1> (b, w) }""",
-        {"w": weights(4, 4)},
-    )
-    one = stage(proto)
+    turned = "t1 = Transpose (w) a = MatMul (x, t1) t2 = Transpose (w) b = MatMul (a, t2)"
+    one = stage(square(f"{turned} y = Gemm <transB=1> (b, w)"))
     (weight,) = one.plan.weights
     assert len(weight.uses) == 3 and weight.spec.granularity.axis == 0
     qdq = insert_qdq(one.model, one.plan, one.encodings)
@@ -168,12 +157,6 @@ def test_a_bias_of_three_convolutions() -> None:
 
 def test_equal_weights_keep_their_names() -> None:
     """Two constants of equal content are two weights: nothing is merged that the model keeps apart."""
-    values = weights(4, 4)
-    proto = build(
-        "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, a) y = MatMul (h, b) }",
-        {"a": values, "b": values},
-    )
-    one = stage(proto)
-    made = insert_qdq(one.model, one.plan, one.encodings)
-    stored = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}
+    one = stage(square("h = MatMul (x, a) y = MatMul (h, b)", dict.fromkeys("ab", weights(4, 4))))
+    stored = constants(insert_qdq(one.model, one.plan, one.encodings))
     np.testing.assert_array_equal(stored["a/q"], stored["b/q"])

@@ -8,16 +8,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from builders import (
-    conv_relu,
-    conv_transpose,
-    gemm,
-    left_constant,
-    transposed_weight,
-    two_branch,
-    vector_weight,
-    weights,
-)
+from builders import BUILDERS, gemm, weights
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.io.load import load
@@ -25,15 +16,15 @@ from onnxfq.graph.ops import channel_axis, find_summed_axis
 from onnxfq.graph.queries import WeightSource, distances_upward, weight_source
 
 CASES = {
-    "conv": (conv_relu(), 1, 0, None),
-    "conv_transpose": (conv_transpose(), 1, 1, None),
+    "conv": (BUILDERS["conv_relu"](), 1, 0, None),
+    "conv_transpose": (BUILDERS["conv_transpose"](), 1, 1, None),
     "gemm": (gemm(), 1, 1, 0),
     "gemm_trans_b": (gemm(0, 1), 1, 0, 1),
     "gemm_trans_a": (gemm(1, 0), 1, 1, 0),
     "gemm_trans_ab": (gemm(1, 1), 1, 0, 1),
-    "matmul_left": (left_constant(), 0, 0, 1),
-    "matmul_vector": (vector_weight(), 1, None, 0),
-    "matmul_transposed": (transposed_weight(), 1, 1, 0),
+    "matmul_left": (BUILDERS["left_constant"](), 0, 0, 1),
+    "matmul_vector": (BUILDERS["vector_weight"](), 1, None, 0),
+    "matmul_transposed": (BUILDERS["transposed_weight"](), 1, 1, 0),
 }
 
 
@@ -79,17 +70,9 @@ def test_a_channel_scales_one_output_channel(name: str) -> None:
     assert {1} in places
 
 
-def test_weight_source_sees_through_transposes() -> None:
-    """The constant behind a Transpose is found, with its axes and the slot that reads it."""
-    graph = load(transposed_weight()).graph()
-    source = weight_source(next(n for n in graph.nodes if n.op == "MatMul"), 1)
-    assert source is not None
-    assert (source.tensor.name, source.use, source.permutation) == ("w", ("turn", 0), (1, 0))
-
-
 def test_distances_are_the_longest() -> None:
     """`distances_upward` counts nodes along the longest way to each tensor."""
-    graph = load(two_branch()).graph()
+    graph = load(BUILDERS["two_branch"]()).graph()
     add = next(n for n in graph.nodes if n.op == "Add")
     distances = distances_upward(add.outputs[0])
     assert distances == {"s": 0, "n": 1, "c2": 2, "r1": 3, "c1": 4, "h": 5, "x": 6}

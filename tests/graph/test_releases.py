@@ -20,12 +20,9 @@ from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.onnxruntime.releases import _IR_OF_TYPE, Release, release_of
 from onnxfq.targets.recipes import load_recipe
 
+SCHEME = WeightScheme(qtype="int8", granularity="blocked", block_size=32)
 BLOCKS = load_recipe("tensorrt-int8-weights").model_copy(
-    update={
-        "name": "int8-blocks",
-        "target": "onnxruntime",
-        "weights": WeightScheme(qtype="int8", granularity="blocked", block_size=32),
-    }
+    update={"name": "int8-blocks", "target": "onnxruntime", "weights": SCHEME}
 )
 
 
@@ -85,43 +82,29 @@ def test_the_ir_version_is_one_that_the_release_reads(runtime: str, ir: int, tmp
     assert made.graph == plain.qdq.graph
 
 
-@pytest.mark.parametrize(
-    ("opset", "recipe", "runtime", "says"),
-    [
-        (21, "tensorrt-int8", "1.17", "the given model is at opset 21, and onnxruntime 1.17 reads 20"),
-        (17, "tensorrt-int4", "1.17", "recipe tensorrt-int4 needs opset 21, and onnxruntime 1.17 reads 20"),
-        (17, "tensorrt-int4", "1.18", "needs int4, and onnxruntime 1.18 has no kernels for them; choose"),
-        (21, BLOCKS, "1.18", "needs scales of blocks, and onnxruntime 1.18 has no kernels for them; choose"),
-        (23, "tensorrt-int8", "1.23", "the given model is at opset 23, and onnxruntime 1.23 reads 22"),
-        (
-            17,
-            whole_recipe("tensorrt-fp8"),
-            "1.15",
-            "recipe tensorrt-fp8 needs opset 19, and onnxruntime 1.15 reads 18",
-        ),
-        (
-            17,
-            "tensorrt-int8",
-            "1.14",
-            "the limits of onnxruntime 1.14 are unknown; known releases are 1.15 to",
-        ),
-        (17, "tensorrt-int8", "new", "no runtime 'onnxruntime==new'; give onnxruntime==X, with X from 1.15"),
-    ],
-)
+FLOAT8 = whole_recipe("tensorrt-fp8")
+UNREADABLE = [
+    (21, "tensorrt-int8", "1.17", "the given model is at opset 21, and onnxruntime 1.17 reads 20"),
+    (17, "tensorrt-int4", "1.17", "recipe tensorrt-int4 needs opset 21, and onnxruntime 1.17 reads 20"),
+    (17, "tensorrt-int4", "1.18", "needs int4, and onnxruntime 1.18 has no kernels for them; choose"),
+    (21, BLOCKS, "1.18", "needs scales of blocks, and onnxruntime 1.18 has no kernels for them; choose"),
+    (23, "tensorrt-int8", "1.23", "the given model is at opset 23, and onnxruntime 1.23 reads 22"),
+    (17, FLOAT8, "1.15", "recipe tensorrt-fp8 needs opset 19, and onnxruntime 1.15 reads 18"),
+    (17, "tensorrt-int8", "1.14", "the limits of onnxruntime 1.14 are unknown; known releases are 1.15 to"),
+    (17, "tensorrt-int8", "new", "no runtime 'onnxruntime==new'; give onnxruntime==X, with X from 1.15"),
+]
+
+
+@pytest.mark.parametrize(("opset", "recipe", "runtime", "says"), UNREADABLE)
 def test_what_a_release_cannot_read(
     opset: int, recipe: str | Recipe, runtime: str, says: str, tmp_path: Path
 ) -> None:
     """A model or recipe that needs more is refused in one line, and nothing is written."""
     text = "g (float[N,256] x) => (float[N,4] y) { y = MatMul (x, w) }"
     proto = build(text, {"w": weights(256, 4)}, opset=opset, ir=10)
+    options = QuantizeOptions(runtime=f"onnxruntime=={runtime}")
     with pytest.raises((ModelError, RecipeError)) as caught:
-        quantize(
-            proto,
-            [feed_for(proto)],
-            tmp_path / "q.onnx",
-            recipe=recipe,
-            options=QuantizeOptions(runtime=f"onnxruntime=={runtime}"),
-        )
+        quantize(proto, [feed_for(proto)], tmp_path / "q.onnx", recipe=recipe, options=options)
     assert says in str(caught.value) and not list(tmp_path.iterdir())
 
 

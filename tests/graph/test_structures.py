@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, feed_for, planned, stage, weights
+from builders import Arrays, assert_forms_agree, assert_same_outputs, feed_for, planned, stage, weights
 from builders import build as build_text
 from onnx import helper, shape_inference
 
@@ -115,29 +115,16 @@ def test_structure(name: str, recipe: str) -> None:
     one = stage(proto, recipe)
     (row,) = one.plan.coverage()
     assert (row.quantized, row.total) == (1, 1)
-    parts = (one.model, one.plan, one.encodings)
-    qdq = insert_qdq(*parts)
-    onnx.checker.check_model(qdq, full_check=True)
-    (got,) = Session(qdq, 1, exact=True).run(one.feed)
-    (want,) = Session(insert_fake_quantize(*parts), 1, exact=True).run(one.feed)
-    np.testing.assert_array_equal(got, want)
+    (got,) = Session(assert_forms_agree(one), 1, exact=True).run(one.feed)
     (real,) = Session(proto, 1).run(one.feed)
     assert np.linalg.norm(got - real) < 0.15 * np.linalg.norm(real)
 
 
 PER_AXIS = {
-    "conv 1d": 0,
-    "grouped conv 3d": 0,
-    "matmul right": 1,
-    "matmul left": 0,
-    "matmul batched": 2,
-    "matmul batched left": 1,
-    "einsum as matmul": 1,
-    "einsum transposed": 1,
-    "einsum of two sums": 1,
-    "einsum to two axes": 1,
-    "einsum batched": 2,
-    "einsum with an ellipsis": 1,
+    **dict.fromkeys(("conv 1d", "grouped conv 3d", "matmul left"), 0),
+    **dict.fromkeys(("matmul right", "matmul batched left", "einsum as matmul", "einsum transposed"), 1),
+    **dict.fromkeys(("einsum of two sums", "einsum to two axes", "einsum with an ellipsis"), 1),
+    **dict.fromkeys(("matmul batched", "einsum batched"), 2),
 }
 
 
@@ -187,11 +174,7 @@ OPAQUE = {
     "group query attention": (
         """y, pk, pv = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>
             (r, r, r, past, past, lengths, total)""",
-        {
-            "past": np.zeros((3, 2, 8, 8), np.float32),
-            "lengths": np.asarray([1, 1, 1], np.int32),
-            "total": np.asarray(2, np.int32),
-        },
+        {"past": np.zeros((3, 2, 8, 8), np.float32), "lengths": np.int32([1, 1, 1]), "total": np.int32(2)},
     ),
 }
 
@@ -212,11 +195,7 @@ def test_operators_that_multiply_inside(name: str) -> None:
     (reason,) = [s for s in made.plan.skipped if s.kind == "node"]
     assert reason.name == "inner" and reason.why
     parts = (made.model, made.plan, made.encodings)
-    got, want = (
-        Session(insert(*parts), 1, exact=True).run(made.feed)[0]
-        for insert in (insert_qdq, insert_fake_quantize)
-    )
-    np.testing.assert_array_equal(got, want)
+    assert_same_outputs(insert_fake_quantize(*parts), insert_qdq(*parts), made.feed)
 
 
 def test_standard_attention() -> None:

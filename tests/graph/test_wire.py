@@ -1,4 +1,4 @@
-"""Large ONNX files with their weights left in them: the same models as protobuf reads and writes."""
+"""Models whose weights are left in their file, or elsewhere: the same as protobuf reads and writes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, feed_for, weights, whole_recipe
+from builders import BUILDERS, build, feed_for, linear, weights, whole_recipe
 from builders import plain_quantize as quantize
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, numpy_helper, shape_inference
 
 from onnxfq.errors import ModelError, OutputError
 from onnxfq.graph import constants as constants_module
+from onnxfq.graph.checker import check_model
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.scratch_file import Scratch, weights_stored_in
 from onnxfq.graph.external.streaming import _read_varint, _varint, read_without_values, serialize
 from onnxfq.graph.external.tensor import attach, embed, is_external, tensor_array
+from onnxfq.graph.external.weightless import split_weights
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
+from onnxfq.graph.normalize.shapes import add_shapes
+from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan
@@ -104,13 +108,9 @@ def test_any_cut_and_any_flip_is_an_error_of_its_own_or_a_model(tmp_path: Path) 
     proto = build("g (float[N,2] x) => (float[N,2] y) { [a] y = MatMul (x, w) }", {"w": weights(2, 2)})
     content = proto.SerializeToString()
     path, refused = tmp_path / "m.onnx", 0
-    damaged = [content[:end] for end in range(1, len(content))]
-    for position in range(len(content)):
-        for bit in range(8):
-            flipped = bytearray(content)
-            flipped[position] ^= 1 << bit
-            damaged.append(bytes(flipped))
-    for one in damaged:
+    number, bits = int.from_bytes(content, "big"), 8 * len(content)
+    flipped = ((number ^ 1 << bit).to_bytes(len(content), "big") for bit in range(bits))
+    for one in (*(content[:end] for end in range(1, len(content))), *flipped):
         path.write_bytes(one)
         try:
             read_without_values(path, 8)
@@ -119,61 +119,55 @@ def test_any_cut_and_any_flip_is_an_error_of_its_own_or_a_model(tmp_path: Path) 
     assert refused > len(content)
 
 
+every_place_of_weights = pytest.mark.parametrize(
+    "name", ["conv_relu", "tied_embedding", "if_body", "transposed_weight"]
+)
+
+
 @pytest.mark.grid
 @pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8"])
-@pytest.mark.parametrize("name", ["conv_relu", "tied_embedding", "if_body", "transposed_weight"])
+@every_place_of_weights
 def test_large_models_of_every_structure(name: str, recipe: str, tmp_path: Path) -> None:
     """Weights left in the file, rounded into a scratch file and streamed out: ONNX accepts it, scores are."""
     proto, path = BUILDERS[name](), tmp_path / "m.onnx"
     path.write_bytes(proto.SerializeToString())
     assert any(is_external(tensor) for tensor in load(path).proto.graph.initializer)
     options = RunOptions(exact=True)
-    result = quantize(
-        path, [feed_for(proto)], tmp_path / "q.onnx", recipe=whole_recipe(recipe), options=options
-    )
+    feeds, wanted = [feed_for(proto)], whole_recipe(recipe)
+    result = quantize(path, feeds, tmp_path / "q.onnx", recipe=wanted, options=options)
     assert any(is_external(tensor) for tensor in result.qdq.graph.initializer)
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
     fake, deployed = result.evaluation.candidates
     for one, other in zip(fake.outputs, deployed.outputs, strict=True):
         assert one.sqnr_db == other.sqnr_db > 10
-    quantize(path, [feed_for(proto)], tmp_path / "again.onnx", recipe=whole_recipe(recipe))
+    quantize(path, feeds, tmp_path / "again.onnx", recipe=wanted)
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
     save(result.simulation, tmp_path / "sim.onnx")
     onnx.checker.check_model(str(tmp_path / "sim.onnx"))
 
 
-@pytest.mark.parametrize("name", ["conv_relu", "tied_embedding", "if_body", "transposed_weight"])
+@every_place_of_weights
 def test_weights_in_the_file_or_in_memory_give_one_model(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The place of the weights of a model in one piece makes no difference."""
-    path, feed = tmp_path / "m.onnx", feed_for(BUILDERS[name]())
+    """The place of weights and scales makes no difference to what is written, found or handed over."""
+    path, held, stored = (tmp_path / f"{kind}.onnx" for kind in ("m", "held", "stored"))
+    feed = feed_for(BUILDERS[name]())
     onnx.save(BUILDERS[name](), path)
-    quantize(path, [feed], tmp_path / "held.onnx")
+    quantize(path, [feed], held)
+    found = check(held)
     request.getfixturevalue("everything_in_its_file")
     assert any(is_external(tensor) for tensor in load(path).proto.graph.initializer)
-    quantize(path, [feed], tmp_path / "stored.onnx")
-    one, other = (onnx.load(tmp_path / f"{kind}.onnx") for kind in ("stored", "held"))
+    quantize(path, [feed], stored)
+    one, other = onnx.load(stored), onnx.load(held)
     tensors = [sorted(t.SerializeToString() for t in made.graph.initializer) for made in (one, other)]
     assert tensors[0] == tensors[1]
     del one.graph.initializer[:], other.graph.initializer[:]
     assert one == other
-
-
-@pytest.mark.parametrize("name", ["conv_relu", "tied_embedding", "if_body", "transposed_weight"])
-def test_scales_in_the_file_are_read_by_rules(
-    name: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """Findings, and what is handed over, do not depend on where scales and weights are kept."""
-    path, feed = tmp_path / "q.onnx", feed_for(BUILDERS[name]())
-    quantize(BUILDERS[name](), [feed], path)
-    found = check(path)
-    request.getfixturevalue("everything_in_its_file")
-    assert any(is_external(t) for t in load(path).proto.graph.initializer if "scale" in t.name)
-    assert check(path) == found
-    handed = handoff(path, tmp_path / "folder", data=[feed]).check
-    assert handed == found and (tmp_path / "folder" / "model.onnx").read_bytes() == path.read_bytes()
+    assert any(is_external(t) for t in load(held).proto.graph.initializer if "scale" in t.name)
+    assert check(held) == found == handoff(held, tmp_path / "folder", data=[feed]).check
+    assert (tmp_path / "folder" / "model.onnx").read_bytes() == held.read_bytes()
 
 
 @pytest.mark.usefixtures("everything_in_its_file")
@@ -227,3 +221,47 @@ def test_a_scratch_on_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(OutputError, match=f"temporary weights in {tmp_path}: No space left on device"):
         scratch.store(TensorProto(), np.zeros(9, np.uint8))
     scratch._file.close()
+
+
+def test_weights_in_a_file_give_the_same_model(tmp_path: Path) -> None:
+    """The light copy, saved next to the file, computes what the whole model computes."""
+    proto, path = linear(64, 32), tmp_path / "light.onnx"
+    proto.metadata_props.add(key="kept", value="yes")
+    light = split_weights(proto, tmp_path / "weights")
+    onnx.save(light, path)
+    assert light.ByteSize() < 1000 < proto.ByteSize()
+    feed = feed_for(proto)
+    np.testing.assert_array_equal(Session(path, 1).run(feed)[0], Session(proto, 1).run(feed)[0])
+    assert {p.key: p.value for p in light.metadata_props} == {"kept": "yes"}
+    assert onnx.load(path).graph.initializer[0].raw_data == proto.graph.initializer[0].raw_data
+
+
+RESHAPE = "g (float[2,6] x) => (float[a,b] y) { y = Reshape (x, s) }"
+SHAPED = {"linear": linear(64, 32), "if": BUILDERS["if_body"]()}
+SHAPED["target of a Reshape"] = build(RESHAPE, {"s": np.int64([3, 4])})
+
+
+@pytest.mark.parametrize("proto", SHAPED.values(), ids=SHAPED)
+def test_shapes_are_those_of_the_whole_model(proto: onnx.ModelProto) -> None:
+    """ONNX infers from the light copy what it infers from the whole one; weights stay as they are."""
+    expected, got = shape_inference.infer_shapes(proto, data_prop=True), deepcopy(proto)
+    add_shapes(got)
+    assert got == expected
+
+
+def test_a_model_is_checked_without_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX's checker is given no weight together with the rest, and accepts the model."""
+    proto, seen, checked = linear(64, 64), [], onnx.checker.check_model
+    monkeypatch.setattr(onnx.checker, "check_model", lambda one: (seen.append(one.ByteSize()), checked(one)))
+    check_model(proto)
+    assert len(seen) == 1 and seen[0] < 1000 < proto.ByteSize()
+
+
+def test_a_weight_of_the_wrong_size_is_still_refused() -> None:
+    """Weights are checked one at a time."""
+    proto = linear(64, 32)
+    broken = numpy_helper.from_array(weights(64, 32), proto.graph.initializer[0].name)
+    broken.raw_data = broken.raw_data[:-4]
+    proto.graph.initializer[0].CopyFrom(broken)
+    with pytest.raises(ModelError, match="is damaged: .* has 8188 bytes, and its shape .* needs 8192"):
+        load(proto)

@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from safetensors.torch import save_file
@@ -30,18 +31,10 @@ Parts = dict[str, Tensor]
 def make_model() -> LlamaForCausalLM:
     """Return a Llama of one layer with random weights, a few of them large."""
     torch.manual_seed(49)
-    config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=SIZE,
-        intermediate_size=SIZE,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        dtype="bfloat16",
-    )
+    sizes = {"vocab_size": 16, "hidden_size": SIZE, "intermediate_size": SIZE, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    more = {"max_position_embeddings": 64, "tie_word_embeddings": False, "dtype": "bfloat16"}
+    config = LlamaConfig(**sizes, **heads, **more)
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     for parameter in model.parameters():
         values = torch.randn(parameter.shape) * (0.3 if parameter.ndim == 1 else 0.05)
@@ -80,11 +73,8 @@ def save(name: str, layers: dict[str, Parts], quantization: dict, expected: dict
     state = {n: t for n, t in model.state_dict().items() if n.removesuffix(".weight") not in layers}
     for module, parts in layers.items():
         state |= {f"{module}.{part}": tensor for part, tensor in parts.items()}
-    save_file(
-        {n: t.detach().contiguous().clone() for n, t in state.items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
+    copies = {n: t.detach().contiguous().clone() for n, t in state.items()}
+    save_file(copies, folder / "model.safetensors", {"format": "pt"})
     config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
     config |= {"quantization_config": quantization} if quantization else {}
     for file, content in {"config.json": config, "expected.json": expected, **others}.items():
@@ -129,12 +119,7 @@ def gptq(name: str, bits: int, block: int, symmetric: bool, version: str, act_or
         values = made.dequantize_weight().T  # its own reader has zeros as they are
         expected[module] = describe(values.contiguous(), scale, zero)
         if version == "gptq":
-
-            class Config:
-                pass
-
-            given = Config()
-            given.bits, given.runtime_bits, given.pack_dtype = bits, bits, torch.int32
+            given = SimpleNamespace(bits=bits, runtime_bits=bits, pack_dtype=torch.int32)
             convert_gptq_v2_to_v1_format_module(made, given)
         layers[module] = {part: getattr(made, part) for part in ("qweight", "qzeros", "scales", "g_idx")}
     save(name, layers, said | {"quant_method": "gptq", "checkpoint_format": version}, expected)
@@ -169,14 +154,8 @@ def awq(name: str) -> None:
     layers, expected = {}, {}
     said = {"bits": 4, "group_size": BLOCK}
     for module, linear in layers_of(make_model()).items():
-        made = AwqTorchLinear(
-            **said,
-            sym=False,
-            desc_act=False,
-            in_features=SIZE,
-            out_features=len(linear.weight),
-            register_buffers=True,
-        )
+        form = said | {"sym": False, "desc_act": False, "register_buffers": True}
+        made = AwqTorchLinear(**form, in_features=SIZE, out_features=len(linear.weight))
         scale, zero = affine(linear.weight, 4, BLOCK, False)
         made.pack(copy.deepcopy(linear).float(), scale.clone(), zero.clone())
         made.scales = made.scales.half()  # as its post_init has them
@@ -285,13 +264,8 @@ def dequantized(folder: Path) -> Iterator[tuple[str, Tensor]]:
             continue
         packed, shape = state[f"{module}.weight"], floats[f"{module}.weight"].shape
         if scale.dtype == torch.float8_e4m3fn:
-            double = state[f"{module}.weight_scale_2"]
-            yield (
-                module,
-                NVFP4QTensor(shape, torch.float32, packed).dequantize(
-                    scale=scale, double_scale=double, block_sizes={-1: 16}
-                ),
-            )
+            how = {"scale": scale, "double_scale": state[f"{module}.weight_scale_2"], "block_sizes": {-1: 16}}
+            yield module, NVFP4QTensor(shape, torch.float32, packed).dequantize(**how)
         elif scale.dtype == torch.uint8:
             yield module, MXFP8QTensor(shape, torch.float32, packed).dequantize(scale=scale)
         elif packed.dtype == torch.uint8:  # no tensor of theirs reads it: the formula of pack_int4_in_uint8
@@ -308,41 +282,34 @@ _INT8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
 _FP8 = {"num_bits": 8, "type": "float"}
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
 
-FORMS: dict[str, Callable[[], None]] = {
-    "float": lambda: save("float", {}, {}, {}),
-    "gptq": lambda: gptq("gptq", 4, BLOCK, False, "gptq"),
-    "gptq-3bit": lambda: gptq("gptq-3bit", 3, BLOCK, False, "gptq"),
-    "gptq-v2-8bit": lambda: gptq("gptq-v2-8bit", 8, SIZE, True, "gptq_v2"),
-    "gptq-act-order": lambda: gptq("gptq-act-order", 4, BLOCK, True, "gptq", act_order=True),
-    "autoround": lambda: autoround("autoround"),
-    "awq": lambda: awq("awq"),
-    "ct-pack-int4": lambda: compressed("ct-pack-int4", _INT4),
-    "ct-pack-asymmetric": lambda: compressed("ct-pack-asymmetric", _INT4 | {"symmetric": False}),
-    "ct-pack-int3": lambda: compressed("ct-pack-int3", _INT4 | {"num_bits": 3}),
-    "ct-int8": lambda: compressed("ct-int8", _INT8, _INT8 | {"strategy": "tensor"}),
-    "ct-int8-token": lambda: compressed(
-        "ct-int8-token", _INT8, _INT8 | {"strategy": "token", "dynamic": True}
-    ),
-    "ct-float8": lambda: compressed(
-        "ct-float8", _FP8 | {"strategy": "tensor"}, _FP8 | {"strategy": "tensor"}
-    ),
-    "ct-float8-block": lambda: compressed(
-        "ct-float8-block",
-        _FP8 | {"strategy": "block", "block_structure": [16, 16]},
-        _FP8 | {"strategy": "group", "group_size": 16, "dynamic": True},
-    ),
-    "ct-mxfp8": lambda: compressed(
-        "ct-mxfp8", _FP8 | {"strategy": "group", "group_size": 32, "scale_dtype": torch.uint8}
-    ),
-    "ct-nvfp4": lambda: compressed("ct-nvfp4", _NVFP4, _NVFP4 | {"dynamic": "local"}),
-    "modelopt-fp8": lambda: modelopt("modelopt-fp8", "FP8_DEFAULT_CFG"),
-    "modelopt-nvfp4": lambda: modelopt("modelopt-nvfp4", "NVFP4_DEFAULT_CFG"),
-    "modelopt-int4": lambda: modelopt("modelopt-int4", "INT4_BLOCKWISE_WEIGHT_ONLY_CFG"),
-    "modelopt-int8": lambda: modelopt("modelopt-int8", "INT8_DEFAULT_CFG"),
-    "modelopt-mxfp8": lambda: modelopt("modelopt-mxfp8", "MXFP8_DEFAULT_CFG"),
+_GROUPS = _FP8 | {"strategy": "group"}
+_BLOCKS = _FP8 | {"strategy": "block", "block_structure": [16, 16]}
+
+FORMS: dict[str, Callable[[str], None]] = {
+    "float": lambda name: save(name, {}, {}, {}),
+    "gptq": lambda name: gptq(name, 4, BLOCK, False, "gptq"),
+    "gptq-3bit": lambda name: gptq(name, 3, BLOCK, False, "gptq"),
+    "gptq-v2-8bit": lambda name: gptq(name, 8, SIZE, True, "gptq_v2"),
+    "gptq-act-order": lambda name: gptq(name, 4, BLOCK, True, "gptq", act_order=True),
+    "autoround": autoround,
+    "awq": awq,
+    "ct-pack-int4": lambda name: compressed(name, _INT4),
+    "ct-pack-asymmetric": lambda name: compressed(name, _INT4 | {"symmetric": False}),
+    "ct-pack-int3": lambda name: compressed(name, _INT4 | {"num_bits": 3}),
+    "ct-int8": lambda name: compressed(name, _INT8, _INT8 | {"strategy": "tensor"}),
+    "ct-int8-token": lambda name: compressed(name, _INT8, _INT8 | {"strategy": "token", "dynamic": True}),
+    "ct-float8": lambda name: compressed(name, *[_FP8 | {"strategy": "tensor"}] * 2),
+    "ct-float8-block": lambda name: compressed(name, _BLOCKS, _GROUPS | {"group_size": 16, "dynamic": True}),
+    "ct-mxfp8": lambda name: compressed(name, _GROUPS | {"group_size": 32, "scale_dtype": torch.uint8}),
+    "ct-nvfp4": lambda name: compressed(name, _NVFP4, _NVFP4 | {"dynamic": "local"}),
+    "modelopt-fp8": lambda name: modelopt(name, "FP8_DEFAULT_CFG"),
+    "modelopt-nvfp4": lambda name: modelopt(name, "NVFP4_DEFAULT_CFG"),
+    "modelopt-int4": lambda name: modelopt(name, "INT4_BLOCKWISE_WEIGHT_ONLY_CFG"),
+    "modelopt-int8": lambda name: modelopt(name, "INT8_DEFAULT_CFG"),
+    "modelopt-mxfp8": lambda name: modelopt(name, "MXFP8_DEFAULT_CFG"),
 }
 
 if __name__ == "__main__":
     for form in sys.argv[1:] or FORMS:
         print(form, flush=True)
-        FORMS[form]()
+        FORMS[form](form)

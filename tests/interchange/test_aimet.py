@@ -13,14 +13,15 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, weights
+from builders import constants as initializers
 from given_files import by_tensor, constants, file, fitted, small, vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
 
 import onnxfq
 from onnxfq.calibration.calibrators import EXTERNAL
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import PlanError, RecipeError
@@ -44,43 +45,36 @@ def written_by_aimet(name: str, version: str, folder: Path) -> Path:
     return file(folder, vectors()["variants"][name]["files"][version])
 
 
+def with_encodings(path: Path, proto: onnx.ModelProto | None = None) -> onnxfq.QuantizeResult:
+    """Quantize a network with the scales of a file, and without data."""
+    return onnxfq.quantize(proto or small(), None, sources=onnxfq.Sources(encodings=path))
+
+
 @pytest.mark.parametrize(("name", "version"), FILES)
-def test_weights_round_as_in_aimets_qdq_model(name: str, version: str, tmp_path: Path) -> None:
-    """Fake-quantized weights equal those behind the pairs of AIMET's own Q/DQ model, to the bit."""
+def test_as_aimets_own_qdq_model(name: str, version: str, tmp_path: Path) -> None:
+    """Rounded weights, scales and zero points equal AIMET's own Q/DQ model, to the bit."""
     _, found = fitted(small(), written_by_aimet(name, version, tmp_path), "onnxruntime-int8")
-    encodings = by_tensor(found)
+    encodings, said = by_tensor(found), vectors()["variants"][name]
     assert set(encodings) >= {*ACTIVATIONS, *WEIGHTS}
-    expected = vectors()["variants"][name].get("weights", {})
-    for weight, values in expected.items():
+    assert "weights" in said or "convolutions" in name
+    for weight, values in said.get("weights", {}).items():
         rounded = encodings[weight].fake_quantize(constants()[weight])
         np.testing.assert_array_equal(rounded, np.asarray(values, np.float32))
-    assert expected or "convolutions" in name
-
-
-@pytest.mark.parametrize(("name", "version"), FILES)
-def test_activations_have_aimets_scales(name: str, version: str, tmp_path: Path) -> None:
-    """Scale and zero point equal AIMET's own Q/DQ model, on signed or unsigned integers."""
-    _, found = fitted(small(), written_by_aimet(name, version, tmp_path), "onnxruntime-int8")
-    encodings = by_tensor(found)
-    for tensor, said in vectors()["variants"][name].get("activations", {}).items():
-        if tensor not in encodings:
-            continue
-        mine = encodings[tensor]
-        assert mine.scale == np.float32(said["scale"])
-        if mine.spec.qtype.full_range:
-            lowest = np.iinfo(said["type"]).min
-            assert mine.zero_point - mine.spec.qtype.qmin == said["zero_point"] - lowest
+    for tensor in encodings.keys() & said.get("activations", {}):
+        mine, theirs = encodings[tensor], said["activations"][tensor]
+        assert mine.scale == np.float32(theirs["scale"])
+        if mine.spec.qtype.full_range:  # on signed or unsigned integers
+            lowest = np.iinfo(theirs["type"]).min
+            assert mine.zero_point - mine.spec.qtype.qmin == theirs["zero_point"] - lowest
 
 
 @pytest.mark.parametrize("name", vectors()["variants"])
 def test_versions_agree(name: str, tmp_path: Path) -> None:
     """All versions of one export give the same grids; 2.0.0 tells no strict symmetric activation."""
-    made = [
-        by_tensor(fitted(small(), file(tmp_path, content), "onnxruntime-int8")[1])
-        for content in vectors()["variants"][name]["files"].values()
-    ]
-    for other in made[1:]:
-        for tensor, encoding in made[0].items():
+    paths = [file(tmp_path, content, v) for v, content in vectors()["variants"][name]["files"].items()]
+    first, *others = (by_tensor(fitted(small(), path, "onnxruntime-int8")[1]) for path in paths)
+    for other in others:
+        for tensor, encoding in first.items():
             assert np.array_equal(other[tensor].scale, encoding.scale)
             if name != "strict symmetric" or tensor in WEIGHTS:
                 assert other[tensor] == encoding
@@ -97,14 +91,12 @@ def test_what_a_reshape_gives_has_the_scale_of_what_it_reads(tmp_path: Path) -> 
 def test_symmetric_encodings_make_a_model_for_tensorrt(version: str, tmp_path: Path) -> None:
     """Q/DQ stand where TensorRT wants them, none round a Flatten, and nothing in the model is refused."""
     path = written_by_aimet("symmetric", version, tmp_path)
-    result = onnxfq.quantize(small(), None, sources=onnxfq.Sources(encodings=path))
+    result = with_encodings(path)
     assert not [f for f in onnxfq.check(result.qdq).findings if f.severity == "error"]
     pairs = {node.input[0] for node in result.qdq.graph.node if node.op_type == "QuantizeLinear"}
     assert pairs == set(ACTIVATIONS)
-    assert result.encodings.source == f"AIMET encodings {version}"
-    assert {p.key: p.value for p in result.qdq.metadata_props}["onnxfq.encodings_from"] == (
-        f"AIMET encodings {version}"
-    )
+    noted = {p.key: p.value for p in result.qdq.metadata_props}
+    assert result.encodings.source == noted["onnxfq.encodings_from"] == f"AIMET encodings {version}"
 
 
 @pytest.mark.parametrize(("name", "tensor"), [("default", "image"), ("unsigned symmetric", "r")])
@@ -113,30 +105,22 @@ def test_zero_points_are_refused_for_tensorrt(name: str, tensor: str, tmp_path: 
     path = written_by_aimet(name, "1.0.0", tmp_path)
     message = f"tensor '{tensor}': TensorRT takes zero points of 0 only; use symmetric: true where {path}"
     with pytest.raises(RecipeError, match="or another recipe than tensorrt-int8") as caught:
-        onnxfq.quantize(small(), None, sources=onnxfq.Sources(encodings=path))
+        with_encodings(path)
     assert message in str(caught.value)
 
 
 def test_the_weight_of_a_linear_is_rounded_in_front_of_its_transpose(tmp_path: Path) -> None:
     """The parameter of a Linear is [out, in]; its scales lie along its own axis 0, on the constant itself."""
-    proto = build(
-        """g (float[N,6] x) => (float[N,4] y) {
-            t = Transpose <perm=[1,0]> (w)
-            y = MatMul (x, t) }""",
-        {"w": weights(4, 6)},
-    )
+    text = "g (float[N,6] x) => (float[N,4] y) { t = Transpose <perm=[1,0]> (w) y = MatMul (x, t) }"
     scales = [0.5, 0.25, 0.125, 2.0]
     entries = [
         {"name": "x", "output_dtype": "int8", "y_scale": 0.75},
         {"name": "w", "output_dtype": "int8", "y_scale": scales, "axis": 0},
     ]
-    result = onnxfq.quantize(
-        proto,
-        None,
-        sources=onnxfq.Sources(encodings=file(tmp_path, {"version": "2.0.0", "encodings": entries})),
-    )
+    path = file(tmp_path, {"version": "2.0.0", "encodings": entries})
+    result = with_encodings(path, build(text, {"w": weights(4, 6)}))
     (node,) = [n for n in result.qdq.graph.node if n.op_type == "DequantizeLinear" and n.name.startswith("w")]
-    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in result.qdq.graph.initializer}
+    arrays = initializers(result.qdq)
     assert arrays[node.input[0]].shape == (4, 6)
     np.testing.assert_array_equal(arrays[node.input[1]], np.float32(scales))
     assert next(a.i for a in node.attribute if a.name == "axis") == 0
@@ -145,10 +129,9 @@ def test_the_weight_of_a_linear_is_rounded_in_front_of_its_transpose(tmp_path: P
 def test_float_entries_stay_in_float(tmp_path: Path) -> None:
     """A tensor that AIMET leaves in float16 is not quantized, and the plan says so."""
     content = copy.deepcopy(vectors()["variants"]["symmetric"]["files"]["1.0.0"])
-    content["activation_encodings"] = [
-        {"name": e["name"], "dtype": "FLOAT", "bw": 16, "enc_type": "PER_TENSOR"} if e["name"] == "r" else e
-        for e in content["activation_encodings"]
-    ]
+    entry = next(entry for entry in content["activation_encodings"] if entry["name"] == "r")
+    entry.clear()
+    entry.update({"name": "r", "dtype": "FLOAT", "bw": 16, "enc_type": "PER_TENSOR"})
     plan, found = fitted(small(), file(tmp_path, content))
     assert [str(row) for row in plan.coverage()] == ["Conv 1/2", "Gemm 1/1", "MatMul 1/1"]
     assert any(skipped.name == "depth" and "override" in skipped.why for skipped in plan.skipped)
@@ -176,20 +159,10 @@ def test_nvfp4_of_2_1_0(tmp_path: Path) -> None:
     meta = {"x": steps, "x_scale": 0.03, "input_dtype": "float8e4m3fn"}
     entry = {"name": "w", "axis": 0, "block_size": 16, "output_dtype": "float4e2m1", "y_scale": meta}
     content = {"version": "2.1.0", "encodings": [entry]}
-    weight_only = Recipe.model_validate(
-        {"name": "w", "target": "simulation", "activations": None, "weights": {"qtype": "int8"}}
-    )
-    _, found = fitted(proto, file(tmp_path, content), weight_only)
+    _, found = fitted(proto, file(tmp_path, content), recipe_of({"qtype": "int8"}, None))
     (encoding,) = found.encodings
     assert encoding.global_scale == np.float32(0.03) and encoding.spec.scale_type == "e4m3"
     np.testing.assert_array_equal(encoding.block_scales.astype(np.float32), np.float32(steps))
-
-
-def transposed() -> onnx.ModelProto:
-    """A ConvTranspose of 4 input and 4 output channels."""
-    return build(
-        "g (float[N,4,5,5] x) => (float[N,4,7,7] y) { y = ConvTranspose (x, w) }", {"w": weights(4, 4, 3, 3)}
-    )
 
 
 def test_blocks_of_a_transposed_convolution(tmp_path: Path) -> None:
@@ -197,11 +170,13 @@ def test_blocks_of_a_transposed_convolution(tmp_path: Path) -> None:
     entry = {"name": "w", "bw": 4, "dtype": "INT", "enc_type": "PER_BLOCK", "block_size": 2, "is_sym": True}
     entry |= {"scale": [1.0, 2, 3, 4, 5, 6, 7, 8], "offset": [-8] * 8}
     content = {"version": "1.0.0", "activation_encodings": [], "param_encodings": [entry]}
-    _, found = fitted(transposed(), file(tmp_path, content), SCHEMES["int8"])
+    text = "g (float[N,4,5,5] x) => (float[N,4,7,7] y) { y = ConvTranspose (x, w) }"
+    proto = build(text, {"w": weights(4, 4, 3, 3)})
+    _, found = fitted(proto, file(tmp_path, content), SCHEMES["int8"])
     (encoding,) = found.encodings
     assert encoding.spec.granularity.block_shape == (2, 1, -1, -1)
     np.testing.assert_array_equal(encoding.scale[:, :, 0, 0], [[1, 2, 3, 4], [5, 6, 7, 8]])
-    model = load(transposed())
+    model = load(proto)
     scheme = {"qtype": "int4", "granularity": "block_shape", "block_shape": (1, 2, -1, -1)}
     plan = make_plan(model, recipe_of(scheme, {"qtype": "int8"}))
     encodings = encodings_of(None, plan, model)
@@ -255,19 +230,13 @@ def encodings_of(draw: Callable[..., Any] | None, plan: Plan, model: onnxfq.Mode
     for placement in plan.placements:
         spec = placement.spec
         shape = Layout(spec.granularity, shapes.get(placement.tensor, ())).scale_shape
-        count = int(np.prod(shape, dtype=np.int64))
-        scale, zero = [1.0] * count, [0] * count
+        scale, zero = np.ones(shape, np.float32), np.zeros(shape, np.int64)
         if draw is not None:
-            floats = st.floats(2.0**-126, 2.0**100, width=32)
-            scale = draw(st.lists(floats, min_size=count, max_size=count))
+            scale = draw(npst.arrays(np.float32, shape, elements=st.floats(2.0**-126, 2.0**100, width=32)))
         if draw is not None and not spec.symmetric:
             whole = st.integers(int(spec.qtype.qmin), int(spec.qtype.qmax))
-            zero = draw(st.lists(whole, min_size=count, max_size=count))
-        made.append(
-            Encoding.of(
-                placement.tensor, spec, np.float32(scale).reshape(shape), np.asarray(zero).reshape(shape)
-            )
-        )
+            zero = draw(npst.arrays(np.int64, shape, elements=whole))
+        made.append(Encoding.of(placement.tensor, spec, scale, zero))
     return Encodings(model_sha256=model.sha256, encodings=tuple(made))
 
 
@@ -278,13 +247,16 @@ def planned(scheme: str) -> tuple[onnxfq.Model, Plan]:
     return model, make_plan(model, SCHEMES[scheme])
 
 
-def recipe_of(weights_: dict[str, Any], activations: dict[str, Any]) -> Recipe:
+def recipe_of(
+    weights_: dict[str, Any], activations: dict[str, Any] | None, *overrides: dict[str, Any]
+) -> Recipe:
     """Return a recipe for any target."""
-    return Recipe.model_validate(
-        {"name": "r", "target": "simulation", "activations": activations, "weights": weights_}
-    )
+    fields = {"activations": activations, "weights": weights_, "overrides": overrides}
+    return Recipe.model_validate({"name": "r", "target": "simulation", **fields})
 
 
+INT4 = {"qtype": "int4", "granularity": "blocked"}
+SHAPES = {"granularity": "block_shape", "block_size": None, "block_shape": (1, 2, -1, -1)}
 SCHEMES = {
     "int8": recipe_of({"qtype": "int8"}, {"qtype": "int8"}),
     "uint8": recipe_of({"qtype": "uint8", "symmetric": False}, {"qtype": "uint8", "symmetric": False}),
@@ -293,26 +265,15 @@ SCHEMES = {
     ),
     "strict": recipe_of({"qtype": "int8[-127,127]"}, {"qtype": "int8[-127,127]"}),
     "blocks": recipe_of(
-        {"qtype": "int4", "granularity": "blocked", "block_size": 3}, {"qtype": "uint16", "symmetric": False}
-    ).model_copy(
-        update={
-            "overrides": (
-                Override(op_types=("Conv",), weights={"granularity": "per_axis", "block_size": None}),
-            )
-        }
+        INT4 | {"block_size": 3},
+        {"qtype": "uint16", "symmetric": False},
+        {"op_types": ("Conv",), "weights": {"granularity": "per_axis", "block_size": None}},
     ),
     "block shapes": recipe_of(
-        {"qtype": "int4", "granularity": "blocked", "block_size": 2}, {"qtype": "int8"}
-    ).model_copy(
-        update={
-            "overrides": (
-                Override(
-                    nodes=("conv1",),
-                    weights={"granularity": "block_shape", "block_size": None, "block_shape": (1, 2, -1, -1)},
-                ),
-                Override(nodes=("depth",), weights={"granularity": "per_tensor", "block_size": None}),
-            )
-        }
+        INT4 | {"block_size": 2},
+        {"qtype": "int8"},
+        {"nodes": ("conv1",), "weights": SHAPES},
+        {"nodes": ("depth",), "weights": {"granularity": "per_tensor", "block_size": None}},
     ),
 }
 HELD = {
@@ -441,10 +402,8 @@ def test_no_value_of_another_type_gives_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Any JSON value in any place of a file is read, or refused in one line."""
-    content = copy.deepcopy(
-        vectors()["variants"]["LPBQ"]["files"][data.draw(st.sampled_from(["1.0.0", "2.0.0"]))]
-    )
-    places = []
+    version = data.draw(st.sampled_from(["1.0.0", "2.0.0"]))
+    content, places = copy.deepcopy(vectors()["variants"]["LPBQ"]["files"][version]), []
 
     def walk(value: Any) -> None:
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from builders import build, feed_for, scalars, weights
+from builders import build, constants, feed_for, weights
 from given_files import by_tensor, file, fitted
 from onnxruntime.quantization import (
     CalibrationDataReader,
@@ -23,6 +23,7 @@ from onnxruntime.quantization.calibrate import save_tensors_data
 
 import onnxfq
 from onnxfq.errors import PlanError
+from onnxfq.interchange import read_given
 from onnxfq.targets.recipes import load_recipe
 
 
@@ -49,59 +50,29 @@ class Reader(CalibrationDataReader):
         return next(self.feeds, None)
 
 
+def entry(kind: QuantType | None = None, zero_point: Any = None, **fields: Any) -> dict[str, Any]:
+    """Return one override; floats become float32, as onnxruntime wants them."""
+    made = {key: np.array(one, np.float32) if isinstance(one, float) else one for key, one in fields.items()}
+    made |= {} if kind is None else {"quant_type": kind}
+    return made if zero_point is None else made | {"zero_point": np.asarray(zero_point)}
+
+
+INT8, UINT8 = QuantType.QInt8, QuantType.QUInt8
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "scale and zero point": {
-        "x": [{"scale": np.array(0.03, np.float32), "zero_point": np.array(120, np.uint8)}]
-    },
-    "16 bits": {
-        "x": [
-            {
-                "quant_type": QuantType.QUInt16,
-                "scale": np.array(0.001, np.float32),
-                "zero_point": np.array(30000, np.uint16),
-            }
-        ]
-    },
-    "range": {"x": [{"rmin": np.float32(-1.25), "rmax": np.float32(3.0)}]},
-    "symmetric uint8": {
-        "x": [{**scalars(np.float32, rmin=-1.2, rmax=3.1), "quant_type": QuantType.QUInt8, "symmetric": True}]
-    },
-    "symmetric int8": {
-        "x": [
-            {"quant_type": QuantType.QInt8, "symmetric": True, "rmin": np.float32(-1), "rmax": np.float32(3)}
-        ]
-    },
-    "channels": {
-        "w1": [
-            {"quant_type": QuantType.QInt8, "axis": 0, "scale": np.float32(s), "zero_point": np.int8(0)}
-            for s in (0.01, 0.02, 0.03, 0.04)
-        ]
-    },
+    "scale and zero point": {"x": [entry(None, np.uint8(120), scale=0.03)]},
+    "16 bits": {"x": [entry(QuantType.QUInt16, np.uint16(30000), scale=0.001)]},
+    "range": {"x": [entry(rmin=-1.25, rmax=3.0)]},
+    "symmetric uint8": {"x": [entry(UINT8, rmin=-1.2, rmax=3.1, symmetric=True)]},
+    "symmetric int8": {"x": [entry(INT8, rmin=-1.0, rmax=3.0, symmetric=True)]},
+    "channels": {"w1": [entry(INT8, np.int8(0), axis=0, scale=s) for s in (0.01, 0.02, 0.03, 0.04)]},
     "ranges of channels": {
-        "w1": [
-            {
-                **scalars(np.float32, rmin=-e, rmax=e / 2),
-                "quant_type": QuantType.QInt8,
-                "axis": 0,
-                "symmetric": True,
-            }
-            for e in (1, 2, 3, 4)
-        ]
+        "w1": [entry(INT8, axis=0, rmin=-e, rmax=e / 2, symmetric=True) for e in (1.0, 2.0, 3.0, 4.0)]
     },
-    "reduced": {
-        "w1": [
-            {
-                **scalars(np.float32, rmin=-1.5, rmax=1.0),
-                "quant_type": QuantType.QInt8,
-                "reduce_range": True,
-                "symmetric": False,
-            }
-        ]
-    },
+    "reduced": {"w1": [entry(INT8, rmin=-1.5, rmax=1.0, reduce_range=True, symmetric=False)]},
 }
 
 
-def by_onnxruntime(overrides: dict[str, Any], folder: Path) -> dict[str, tuple[Any, Any]]:
+def by_onnxruntime(overrides: dict[str, Any], folder: Path) -> dict[str, tuple[Any, ...]]:
     """Return scale and zero point that `quantize_static` gives the overridden tensors."""
     onnx.save(network(), folder / "float.onnx")
     quantize_static(
@@ -109,19 +80,16 @@ def by_onnxruntime(overrides: dict[str, Any], folder: Path) -> dict[str, tuple[A
         folder / "qdq.onnx",
         Reader(),
         quant_format=QuantFormat.QDQ,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
+        activation_type=UINT8,
+        weight_type=INT8,
         extra_options={"TensorQuantOverrides": overrides, "UseQDQContribOps": True},
     )
     proto = onnx.load(folder / "qdq.onnx")
-    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
-    found = {}
+    arrays, found = constants(proto), {}
     for node in proto.graph.node:
-        if node.op_type == "QuantizeLinear":
-            found[node.input[0]] = tuple(arrays[name] for name in node.input[1:3])
-        if node.op_type == "DequantizeLinear" and node.input[0].endswith("_quantized"):
-            tensor = node.input[0].removesuffix("_quantized")
-            found[tensor] = tuple(arrays[name] for name in node.input[1:3])
+        read = node.input[0]
+        if node.op_type == "QuantizeLinear" or read.endswith("_quantized"):
+            found[read.removesuffix("_quantized")] = tuple(arrays[name] for name in node.input[1:3])
     return {tensor: found[tensor] for tensor in overrides}
 
 
@@ -153,12 +121,8 @@ def test_a_format_alone_is_calibrated(tmp_path: Path) -> None:
     given = {"x": [{"quant_type": QuantType.QInt16, "symmetric": True}]}
     with pytest.raises(PlanError, match="has no scale for 2 activation"):
         onnxfq.quantize(network(), None, recipe="onnxruntime-int8", sources=onnxfq.Sources(encodings=given))
-    result = onnxfq.quantize(
-        network(),
-        data,
-        recipe=onnxfq.load_recipe("onnxruntime-int8").override(activations={"calibrator": "minmax"}),
-        sources=onnxfq.Sources(encodings=given),
-    )
+    recipe = load_recipe("onnxruntime-int8").override(activations={"calibrator": "minmax"})
+    result = onnxfq.quantize(network(), data, recipe=recipe, sources=onnxfq.Sources(encodings=given))
     x = result.encodings["x"]
     assert (x.spec.qtype.name, x.spec.symmetric) == ("int16", True)
     ends = data["x"].min().astype(np.float64), data["x"].max().astype(np.float64)
@@ -171,11 +135,8 @@ def test_a_format_alone_is_calibrated(tmp_path: Path) -> None:
 def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: Path) -> None:
     """Ranges that onnxruntime observed make the scales that our own min-max makes of the same data."""
     onnx.save(network(), tmp_path / "float.onnx")
-    calibrator = create_calibrator(
-        tmp_path / "float.onnx",
-        augmented_model_path=str(tmp_path / "a.onnx"),
-        calibrate_method=CalibrationMethod.MinMax,
-    )
+    made = {"augmented_model_path": str(tmp_path / "a.onnx"), "calibrate_method": CalibrationMethod.MinMax}
+    calibrator = create_calibrator(tmp_path / "float.onnx", **made)
     calibrator.collect_data(Reader())
     ranges = calibrator.compute_data()
     write_calibration_table(ranges.data, str(tmp_path))
@@ -196,9 +157,7 @@ def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: 
             np.testing.assert_allclose(theirs.scale, mine.scale, rtol=1e-5)
     assert given.encodings.source.startswith("onnxruntime calibration")
     with pytest.raises(PlanError, match="give calibration.json"):
-        onnxfq.quantize(
-            network(), None, sources=onnxfq.Sources(encodings=tmp_path / "calibration.flatbuffers")
-        )
+        read_given(tmp_path / "calibration.flatbuffers")
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,8 @@ def test_four_bits_are_standard_operators(tmp_path: Path) -> None:
     proto = linear(256, 4)
     feed = feed_for(proto)
     made = quantize(proto, [feed], tmp_path / "q.onnx", recipe="tensorrt-int4").qdq
-    assert {node.domain for node in made.graph.node} == {""} and TensorProto.INT4 in {
-        t.data_type for t in made.graph.initializer
-    }
+    assert {node.domain for node in made.graph.node} == {""}
+    assert TensorProto.INT4 in {tensor.data_type for tensor in made.graph.initializer}
     assert next(o.version for o in made.opset_import if not o.domain) >= 21 and made.ir_version >= 10
     onnx.checker.check_model(made, full_check=True)
     if MEASURED:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, feed_for, weights
+from builders import Arrays, build, build_used, feed_for, square, weights
 from onnx import helper, numpy_helper
 from ort_quantizer import MEASURED, by_ort, loads
 
@@ -30,37 +30,6 @@ class Case:
     quantized: str
 
 
-def shared_bias() -> onnx.ModelProto:
-    """One bias for three Conv, and a tensor that is called as a copy of it would be."""
-    return build(
-        """g (float[N,4,3,3] x) => (float[N,4,3,3] y) {
-            a = Conv (x, w1, b) b0 = Relu (a) c = Conv (b0, w2, b) y = Conv (c, w3, b) }""",
-        {**{f"w{i}": weights(4, 4, 1, 1, seed=i) for i in (1, 2, 3)}, "b": weights(4)},
-    )
-
-
-def like_a_quantized_weight() -> onnx.ModelProto:
-    """Weights `w` and `w_quantized`."""
-    return build(
-        "g (float[N,4] x) => (float[N,4] y) { a = MatMul (x, w) y = MatMul (a, w_quantized) }",
-        {"w": W["w0"], "w_quantized": W["w1"]},
-    )
-
-
-def nodes_of_one_name() -> onnx.ModelProto:
-    """Two nodes of one name, which ONNX allows."""
-    return build("g (float[N,4] x) => (float[N,4] y) { [n] a = MatMul (x, w0) [n] y = MatMul (a, w1) }", W)
-
-
-def tied() -> onnx.ModelProto:
-    """One weight, as it is and transposed."""
-    return build(
-        """g (float[N,4] x) => (float[N,4] y) {
-            a = MatMul (x, w0) t = Transpose <perm = [1,0]> (w0) y = MatMul (a, t) }""",
-        {"w0": W["w0"]},
-    )
-
-
 def sparse() -> onnx.ModelProto:
     """A weight that is stored as its values that are not 0."""
     proto = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }")
@@ -70,37 +39,30 @@ def sparse() -> onnx.ModelProto:
     return proto
 
 
-def two_branches() -> onnx.ModelProto:
-    """Both branches of an If multiply by one weight from outside."""
-    return build(
-        """g (float[N,4] x, bool cond) => (float[N,4] y) {
-            y = If (cond) <then_branch = a () => (float[N,4] t) { t = MatMul (x, w0) },
-                           else_branch = b () => (float[N,4] e) { r = Relu (x) e = MatMul (r, w0) }> }""",
-        {"w0": W["w0"]},
-    )
-
-
-def input_with_a_value() -> onnx.ModelProto:
-    """A weight that is an input as well, as IR version 3 wants it."""
-    proto = build(
-        "g (float[N,4] x, float[4,4] w0) => (float[N,4] y) { y = MatMul (x, w0) }",
-        {"w0": W["w0"]},
-        opset=9,
-        ir=3,
-    )
-    return proto
-
-
+BIASED = """g (float[N,4,3,3] x) => (float[N,4,3,3] y) {
+    a = Conv (x, w1, b) b0 = Relu (a) c = Conv (b0, w2, b) y = Conv (c, w3, b) }"""
+"""One bias for three Conv, and a tensor that is called as a copy of it would be."""
+BRANCHES = """g (float[N,4] x, bool cond) => (float[N,4] y) {
+    y = If (cond) <then_branch = a () => (float[N,4] t) { t = MatMul (x, w0) },
+                   else_branch = b () => (float[N,4] e) { r = Relu (x) e = MatMul (r, w0) }> }"""
+KERNELS = {f"w{i}": weights(4, 4, 1, 1, seed=i) for i in (1, 2, 3)}
+GIVEN = "g (float[N,4] x, float[4,4] w0) => (float[N,4] y) { y = MatMul (x, w0) }"
 CASES = {
     # https://github.com/microsoft/onnxruntime/issues/24705: a copy of the bias takes the tensor's name.
-    "a shared bias": Case(shared_bias, "does not load", "Conv 3/3"),
+    "a shared bias": Case(lambda: build(BIASED, KERNELS | {"b": weights(4)}), "does not load", "Conv 3/3"),
     # Measured: the weight that is quantized and the one that is called so are mixed up.
-    "a weight called like a quantized one": Case(like_a_quantized_weight, "does not load", "MatMul 2/2"),
+    "a weight called like a quantized one": Case(
+        lambda: square("a = MatMul (x, w) y = MatMul (a, w_quantized)", {"w_quantized": W["w1"]}),
+        "does not load",
+        "MatMul 2/2",
+    ),
     # https://github.com/microsoft/onnxruntime/issues/8811, /14142 and /7105: two nodes of one name.
-    "nodes of one name": Case(nodes_of_one_name, "refused", "MatMul 2/2"),
+    "nodes of one name": Case(
+        lambda: square("[n] a = MatMul (x, w0) [n] y = MatMul (a, w1)", W), "refused", "MatMul 2/2"
+    ),
     # https://github.com/microsoft/onnxruntime/issues/21277; measured: rounded once more behind the Transpose.
     "tied through a Transpose": Case(
-        tied,
+        lambda: square("a = MatMul (x, w0) t = Transpose <perm = [1,0]> (w0) y = MatMul (a, t)", W),
         lambda proto: any(n.op_type == "QuantizeLinear" and n.input[0] == "t" for n in proto.graph.node),
         "MatMul 2/2",
     ),
@@ -108,10 +70,14 @@ CASES = {
     "a sparse weight": Case(sparse, "refused", "MatMul 1/1"),
     # https://github.com/microsoft/onnxruntime/pull/19421, of its dynamic form; measured: nothing quantized.
     "a weight for two branches": Case(
-        two_branches, lambda proto: not any("Quant" in n.op_type for n in proto.graph.node), "MatMul 2/2"
+        lambda: build_used(BRANCHES, W),
+        lambda proto: not any("Quant" in n.op_type for n in proto.graph.node),
+        "MatMul 2/2",
     ),
     # Measured, per axis at opset 9; https://github.com/microsoft/onnxruntime/pull/3853 is of such models.
-    "a weight that is an input": Case(input_with_a_value, "does not load", "MatMul 1/1"),
+    "a weight that is an input": Case(
+        lambda: build_used(GIVEN, W, opset=9, ir=3), "does not load", "MatMul 1/1"
+    ),
 }
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, weights
+from builders import Arrays, build, constants, linear, square, weights
 from numpy.typing import NDArray
-from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationMethod
 from ort_quantizer import MEASURED, by_ort
 
@@ -27,15 +27,15 @@ ONE_BY_ONE = RunOptions(batch=1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test
 
 
-def product(width: int = 4) -> onnx.ModelProto:
-    """A MatMul whose batch is open."""
-    text = f"g (float[N,{width}] x) => (float[N,4] y) {{ [a] y = MatMul (x, w) }}"
-    return build(text, {"w": weights(width, 4)})
-
-
 def feeds_of(samples: NDArray[np.float32], size: int = 1) -> list[Arrays]:
     """Return `samples` in feeds of `size`."""
     return [{"x": samples[at : at + size]} for at in range(0, len(samples), size)]
+
+
+def calibrated(proto: onnx.ModelProto, data: object, method: str, **more: Any) -> QuantizeResult:
+    """Quantize with a method for the ranges of activations."""
+    recipe = load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method})
+    return quantize(proto, data, recipe=recipe, **more)
 
 
 def scale(result: QuantizeResult) -> float:
@@ -44,15 +44,10 @@ def scale(result: QuantizeResult) -> float:
 
 
 def scale_by_ort(feeds: list[Arrays], folder: Path, method: str = "MinMax", **options: object) -> float:
-    """The scale that ONNX Runtime gives the input of `product`, symmetric."""
-    made = by_ort(
-        product(feeds[0]["x"].shape[-1]),
-        feeds,
-        folder,
-        calibrate_method=CalibrationMethod[method],
-        extra_options={"ActivationSymmetric": True, **options},
-    )
-    return float(numpy_helper.to_array(next(t for t in made.graph.initializer if t.name == "x_scale")))
+    """The scale that ONNX Runtime gives the input of a product, symmetric."""
+    how = {"calibrate_method": CalibrationMethod[method]}
+    how["extra_options"] = {"ActivationSymmetric": True, **options}
+    return float(constants(by_ort(linear(feeds[0]["x"].shape[-1], 4), feeds, folder, **how))["x_scale"])
 
 
 def outlier() -> NDArray[np.float32]:
@@ -64,16 +59,10 @@ def outlier() -> NDArray[np.float32]:
 
 def test_entropy_looks_for_a_range(tmp_path: Path) -> None:
     """ONNX Runtime 1.31.1 puts all data in 128 bins for 128 steps: its entropy is minmax, outlier and all."""
+    plain = AccuracyTarget(repair=None)  # remedies would leave the outlier out
     entropy, widest = (
-        scale(
-            quantize(
-                product(1000),
-                {"x": outlier()},
-                recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": m}),
-                accuracy=AccuracyTarget(repair=None),  # it would leave the outlier out
-            )
-        )
-        for m in METHODS[2::-2]
+        scale(calibrated(linear(1000, 4), {"x": outlier()}, method, accuracy=plain))
+        for method in ("entropy", "minmax")
     )
     assert entropy < widest / 5
     if MEASURED:
@@ -87,22 +76,12 @@ def test_samples_of_different_shapes(method: str) -> None:
 
     https://github.com/microsoft/onnxruntime/issues/18792, https://github.com/microsoft/onnxruntime/pull/32514
     """
-    rows = weights(9, 4)
-    options = RunOptions(batch=0)
-    apart = quantize(
-        product(),
-        [{"x": rows[:2]}, {"x": rows[2:]}],
-        recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
-        options=options,
+    rows, options = weights(9, 4), RunOptions(batch=0)
+    apart, whole = (
+        scale(calibrated(linear(4, 4), [{"x": part} for part in parts], method, options=options))
+        for parts in ((rows[:2], rows[2:]), (rows,))
     )
-    assert scale(apart) == scale(
-        quantize(
-            product(),
-            [{"x": rows}],
-            recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
-            options=options,
-        )
-    )
+    assert apart == whole
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -114,15 +93,8 @@ def test_a_tensor_that_one_sample_makes_empty(method: str, tmp_path: Path) -> No
     )
     rows = weights(8, 4)
     feeds = [{"x": rows, "i": np.int64(chosen)} for chosen in ([0, 5], [])]
-    both, first = (
-        quantize(
-            proto,
-            given,
-            recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
-            options=RunOptions(batch=0),
-        )
-        for given in (feeds, feeds[:1])
-    )
+    options = RunOptions(batch=0)
+    both, first = (calibrated(proto, given, method, options=options) for given in (feeds, feeds[:1]))
     np.testing.assert_array_equal(both.encodings["h"].scale, first.encodings["h"].scale)
     if MEASURED and method == "entropy":
         with pytest.raises(ValueError, match="inhomogeneous shape"):
@@ -138,7 +110,7 @@ def test_what_is_not_finite_is_named(value: float, tmp_path: Path) -> None:
     samples = weights(6, 4)
     samples[4, 1] = value
     with pytest.raises(DataError, match=r"x.*(sample|feed) 4"):
-        quantize(product(), {"x": samples}, tmp_path / "q.onnx", options=ONE_BY_ONE)
+        quantize(linear(4, 4), {"x": samples}, tmp_path / "q.onnx", options=ONE_BY_ONE)
     assert not list(tmp_path.iterdir())
     if MEASURED:
         assert np.isfinite(scale_by_ort(feeds_of(samples), tmp_path)) == np.isnan(value)
@@ -146,18 +118,13 @@ def test_what_is_not_finite_is_named(value: float, tmp_path: Path) -> None:
 
 def test_all_samples_count_for_the_type(tmp_path: Path) -> None:
     """ModelOpt's casts look at one sample: https://github.com/NVIDIA/Model-Optimizer/issues/2337."""
-    proto = build(
-        "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, w) [far] b = Mul (h, big) y = MatMul (b, w) }",
-        {"w": np.eye(4, dtype=np.float32), "big": np.float32(1000)},
-    )
+    arrays = {"w": np.eye(4, dtype=np.float32), "big": np.float32(1000)}
+    proto = square("h = MatMul (x, w) [far] b = Mul (h, big) y = MatMul (b, w)", arrays)
     rows = np.ones((3, 4), np.float32)
     rows[2] = 90  # 90,000 behind Mul, beyond float16
+    options = replace(QuantizeOptions.of(ONE_BY_ONE), floats=FloatOptions(name="fp16"))
     for samples, stays in ((rows[:2], False), (rows, True)):
-        found = quantize(
-            proto,
-            {"x": samples},
-            options=replace(QuantizeOptions.of(ONE_BY_ONE), floats=FloatOptions(name="fp16")),
-        )
+        found = quantize(proto, {"x": samples}, options=options)
         assert found.floats is not None
         assert ("far" in {node.name for node in found.floats.nodes}) == stays
 
@@ -165,4 +132,4 @@ def test_all_samples_count_for_the_type(tmp_path: Path) -> None:
 def test_no_data_is_no_random_data() -> None:
     """ModelOpt 0.47.0 calibrates on random numbers when it gets no data, and says so at INFO level only."""
     with pytest.raises(DataError, match="needs data to observe 1 activations"):
-        quantize(product(), None)
+        quantize(linear(4, 4), None)

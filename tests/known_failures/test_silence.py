@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, weights
+from builders import Arrays, build, square, weights
 from onnx import numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 from ort_quantizer import MEASURED, by_ort
@@ -26,11 +26,8 @@ TRUE = {"cond": np.asarray(True)}
 
 def quantizers(proto: onnx.ModelProto) -> int:
     """Return how many QuantizeLinear `proto` has, in bodies and functions too."""
-    return sum(
-        node.op_type == "QuantizeLinear"
-        for owner in (proto.graph, *proto.functions)
-        for node in list_nodes(owner)
-    )
+    nodes = (node for owner in (proto.graph, *proto.functions) for node in list_nodes(owner))
+    return sum(node.op_type == "QuantizeLinear" for node in nodes)
 
 
 def function() -> onnx.ModelProto:
@@ -73,13 +70,7 @@ HIDDEN = {
     "function": (function, X),
     "Loop": (loop, X | TRUE | {"count": np.asarray(3)}),
     "If": (branch, {"x": weights(4, 2, 5, 5)} | TRUE),
-    "Einsum": (
-        lambda: build(
-            'g (float[N,4] x) => (float[N,4] y) { y = Einsum <equation = "ij,jk->ik"> (x, w) }',
-            {"w": weights(4, 4)},
-        ),
-        X,
-    ),
+    "Einsum": (lambda: square('y = Einsum <equation = "ij,jk->ik"> (x, w)'), X),
 }
 
 
@@ -140,16 +131,14 @@ def test_a_name_that_nothing_has(name: str, tmp_path: Path) -> None:
     Measured with 1.31.1 and 0.47.0; so does ONNX Runtime with op_types_to_quantize and extra_options.
     """
     override, says = NOTHING[name]
-    proto = build("g (float[N,4] x) => (float[N,4] y) { [a] y = MatMul (x, w) }", {"w": weights(4, 4)})
+    proto = square("[a] y = MatMul (x, w)")
     recipe = tmp_path / "r.yaml"
     recipe.write_text(f"base: {DEFAULT_RECIPE}\nname: r\noverrides: [{override}]\n")
     with pytest.raises(RecipeError, match=says):
         quantize(proto, [X], recipe=load_recipe(recipe))
     if MEASURED:
-        excluded = by_ort(
-            proto, [X], tmp_path, nodes_to_exclude=["aa"], extra_options={"ActivationSymetric": True}
-        )
-        assert quantizers(excluded) == 2
+        wrong = {"nodes_to_exclude": ["aa"], "extra_options": {"ActivationSymetric": True}}
+        assert quantizers(by_ort(proto, [X], tmp_path, **wrong)) == 2
         assert quantizers(by_ort(proto, [X], tmp_path, op_types_to_quantize=["Matmul"])) == 0
 
 
@@ -170,7 +159,7 @@ def test_a_transposed_weight_has_its_channels(tmp_path: Path) -> None:
 def test_what_a_message_tells_to_do_can_be_done(tmp_path: Path) -> None:
     """ModelOpt 0.47.0 refuses pickled data and names an option that its parser excludes with that data."""
     np.savez(tmp_path / "data.npz", x=np.asarray([weights(4, 4)] * 3 + [None], object))
-    proto = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)})
+    proto = square("y = MatMul (x, w)")
     with pytest.raises(DataError, match="data.npz .*numpy.savez"):
         quantize(proto, tmp_path / "data.npz")
     np.savez(tmp_path / "data.npz", **X)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import warnings
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +26,9 @@ from onnxfq.graph.model import Model
 from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.quantizing.pipeline import quantize
+from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
-from onnxfq.stages.insert import with_target_qdq
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq, with_target_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
@@ -61,6 +66,20 @@ def build_used(text: str, constants: Arrays, **options: int) -> onnx.ModelProto:
     """`build` with the constants that a node of the graph or of a body reads; others are left out."""
     words = set(re.findall(r"[\w/]+", text))
     return build(text, {name: array for name, array in constants.items() if name in words}, **options)
+
+
+def square(nodes: str, constants: Arrays | None = None, **options: int) -> onnx.ModelProto:
+    """`build_used` of nodes from x [N, 4] to y [N, 4], with w [4, 4] and the constants."""
+    arrays: Arrays = {"w": weights(4, 4), **(constants or {})}
+    return build_used(f"g (float[N,4] x) => (float[N,4] y) {{ {nodes} }}", arrays, **options)
+
+
+def choice(then: str, other: str, before: str = "", **constants: NDArray[np.generic]) -> onnx.ModelProto:
+    """`build_used` of an If on input c, of nodes from x [N, 4] to u or v alike, with weights w and w2."""
+    text = f"""g (float[N,4] x, bool c) => (float[N,4] y) {{ {before}
+        y = If (c) <then_branch = a () => (float[N,4] u) {{ {then} }},
+                    else_branch = b () => (float[N,4] v) {{ {other} }}> }}"""
+    return build_used(text, {"w": weights(4, 4), "w2": weights(4, 4, seed=1), **constants})
 
 
 def conv_relu(opset: int = 17) -> onnx.ModelProto:
@@ -313,12 +332,54 @@ def graph_text(proto: onnx.ModelProto) -> list[str]:
     return lines
 
 
-def run_as_written(proto: onnx.ModelProto, feed: Arrays) -> list[NDArray[np.generic]]:
-    """Return the outputs by ONNX Runtime without its optimisations, which would move pairs."""
+def open_as_written(proto: onnx.ModelProto | str, **settings: int) -> onnxruntime.InferenceSession:
+    """Return a session of ONNX Runtime without its optimisations, which would move pairs."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    content = proto.SerializeToString()
-    return onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"]).run(None, feed)
+    for name, value in settings.items():
+        setattr(options, name, value)
+    content = proto if isinstance(proto, str) else proto.SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def run_as_written(proto: onnx.ModelProto, feed: Arrays) -> list[NDArray[np.generic]]:
+    """Return the outputs by ONNX Runtime without its optimisations."""
+    return open_as_written(proto).run(None, feed)
+
+
+def assert_same_outputs(
+    one: onnx.ModelProto, other: onnx.ModelProto, feed: Arrays | None = None, exact: bool = True
+) -> None:
+    """Both give the same bits for `feed`, else for a random feed of the second."""
+    given = feed_for(other) if feed is None else feed
+    want, got = (Session(proto, 1, exact=exact).run(given) for proto in (one, other))
+    for left, right in zip(want, got, strict=True):
+        np.testing.assert_array_equal(right, left)
+
+
+def assert_forms_agree(one: Staged) -> onnx.ModelProto:
+    """The Q/DQ model is valid and gives the bits of the simulation; it is returned."""
+    made = insert_qdq(one.model, one.plan, one.encodings)
+    onnx.checker.check_model(made, full_check=True)
+    assert_same_outputs(insert_fake_quantize(one.model, one.plan, one.encodings), made, one.feed)
+    return made
+
+
+def ends_process(model: onnx.ModelProto, path: Path) -> bool:
+    """Write `model`, and tell whether a process ends that opens it with default optimizations."""
+    onnx.save(model, path)
+    code = "import onnxruntime as o, sys; o.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])"
+    return subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=False).returncode < 0
+
+
+@cache
+def onnx_cases() -> list[Any]:
+    """Return ONNX's own cases of all operators; making them takes seconds."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some casts overflow
+        return [case for case in collect_testcases(None) if case.model is not None]
 
 
 def add_large_product(proto: onnx.ModelProto) -> None:

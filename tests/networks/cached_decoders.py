@@ -54,16 +54,9 @@ def cached_decoder() -> onnx.ModelProto:
     angles = np.arange(CONTEXT)[:, None] * 100.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))
     angles = np.concatenate([angles, angles], 1)
     square = {name: weights(WIDTH, WIDTH, seed=seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
-    return build(
-        _TEXT,
-        {
-            "embed": weights(VOCABULARY, WIDTH, seed=5),
-            "head": weights(WIDTH, VOCABULARY, seed=6),
-            "cos": np.cos(angles).astype(np.float32),
-            "sin": np.sin(angles).astype(np.float32),
-            **square,
-        },
-    )
+    turns = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    table, head = weights(VOCABULARY, WIDTH, seed=5), weights(WIDTH, VOCABULARY, seed=6)
+    return build(_TEXT, {"embed": table, "head": head, **turns, **square})
 
 
 def cached_feeds(count: int, length: int = 12) -> list[dict[str, np.ndarray]]:

@@ -109,14 +109,12 @@ def noted_graph() -> onnx.ModelProto:
     x = graph.add("Gather", [table, "input_ids"], "embedding/out")
     y = norm(x, f"{_LAYER}.input_layernorm.weight")
     parts = [linear(y, f"{_LAYER}.self_attn.{one}_proj") for one in "qkv"]
-    x = graph.add(
-        "Add", [x, linear(graph.add("Sum", parts, "mixed/out"), f"{_LAYER}.self_attn.o_proj")], "add1/out"
-    )
+    mixed = linear(graph.add("Sum", parts, "mixed/out"), f"{_LAYER}.self_attn.o_proj")
+    x = graph.add("Add", [x, mixed], "add1/out")
     y = norm(x, f"{_LAYER}.post_attention_layernorm.weight")
     gated = [linear(y, f"{_LAYER}.mlp.{one}") for one in ("gate_proj", "up_proj")]
-    x = graph.add(
-        "Add", [x, linear(graph.add("Mul", gated, "gated/out"), f"{_LAYER}.mlp.down_proj")], "add2/out"
-    )
+    down = linear(graph.add("Mul", gated, "gated/out"), f"{_LAYER}.mlp.down_proj")
+    x = graph.add("Add", [x, down], "add2/out")
     y = norm(x, "model.norm.weight")
     head = graph.constant("lm_head.weight", state["lm_head.weight"])
     flat = graph.add("Reshape", [y, graph.constant("rows", np.asarray([-1, 32], np.int64))], "flat/out")

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from builders import build, build_used, weights
+from builders import build, build_used, scalars, weights
 
 CONSTANTS = {
     "w": weights(16, 16) * np.float32(0.3),
-    "stride": np.float32(32),
-    "prior": np.float32(6),
     "grid": np.arange(8, dtype=np.float32).reshape(1, 1, 8),
-    "box": np.int64([0, 4, 8]),
-    "far_box": np.int64([0, 4, 4]),
-    "score": np.int64([0, 3, 8]),
-    "far_score": np.int64([0, 3, 4]),
+    **scalars(np.float32, stride=32, prior=6),
+    **scalars(np.int64, box=[0, 4, 8], far_box=[0, 4, 4], score=[0, 3, 8], far_score=[0, 3, 4]),
     "w4": weights(16, 32, seed=4),
     "w3": weights(16, 24, seed=3),
     "v4": weights(16, 16, seed=5),

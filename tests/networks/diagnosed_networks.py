@@ -9,9 +9,6 @@ from functools import cache
 import numpy as np
 import onnx
 from builders import Arrays, build
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -74,9 +71,8 @@ def image(rng: np.random.Generator) -> Arrays:
 
 def normalized_image(rng: np.random.Generator) -> Arrays:
     """Return a picture from which a mean was taken, by a standard deviation."""
-    mean, deviation = (
-        np.array(v, np.float32).reshape(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    )
+    given = np.float32([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+    mean, deviation = given.reshape(2, 1, 3, 1, 1)
     return {"x": (image(rng)["x"] - mean) / deviation}
 
 
@@ -108,22 +104,13 @@ def conv() -> Network:
         w.layer(name, 8, 8, 3, 3)
     w.layers("last 12 16 1 1, head 10 12")
     text = """g (float[N,3,16,16] x) => (float[N,10] y) {
-        [stem] s = Conv <pads=[1,1,1,1]> (x, stem_w, stem_b)
-        [stem_relu] sr = Relu (s)
-        [one] a = Conv <pads=[1,1,1,1]> (sr, one_w, one_b)
-        [one_relu] ar = Relu (a)
-        [two] b = Conv <pads=[1,1,1,1]> (ar, two_w, two_b)
-        [sum] c = Add (b, sr)
-        [sum_relu] cr = Relu (c)
-        [left] l = Conv <pads=[1,1,1,1]> (cr, left_w, left_b)
-        [left_relu] lr = Relu (l)
-        [right] r = Conv <pads=[1,1,1,1]> (cr, right_w, right_b)
-        [right_relu] rr = Relu (r)
-        [both] j = Concat <axis=1> (lr, rr)
-        [last] k = Conv (j, last_w, last_b)
-        [last_relu] kr = Relu (k)
-        [pool] p = GlobalAveragePool (kr)
-        [flat] f = Flatten (p)
+        [stem] s = Conv <pads=[1,1,1,1]> (x, stem_w, stem_b) [stem_relu] sr = Relu (s)
+        [one] a = Conv <pads=[1,1,1,1]> (sr, one_w, one_b) [one_relu] ar = Relu (a)
+        [two] b = Conv <pads=[1,1,1,1]> (ar, two_w, two_b) [sum] c = Add (b, sr) [sum_relu] cr = Relu (c)
+        [left] l = Conv <pads=[1,1,1,1]> (cr, left_w, left_b) [left_relu] lr = Relu (l)
+        [right] r = Conv <pads=[1,1,1,1]> (cr, right_w, right_b) [right_relu] rr = Relu (r)
+        [both] j = Concat <axis=1> (lr, rr) [last] k = Conv (j, last_w, last_b) [last_relu] kr = Relu (k)
+        [pool] p = GlobalAveragePool (kr) [flat] f = Flatten (p)
         [head] y = Gemm <transB=1> (f, head_w, head_b) }"""
     return Network(build(text, w.arrays), image, _with_batch_norm(text, w.arrays))
 
@@ -138,10 +125,8 @@ def _with_batch_norm(text: str, arrays: Arrays) -> onnx.ModelProto:
     bias = arrays.pop("stem_b")
     arrays["stem_w"] = arrays["stem_w"] * (root / factor).reshape(-1, 1, 1, 1)
     arrays |= {"bn_f": factor, "bn_b": bias - 0 * mean, "bn_m": mean * 0, "bn_v": spread}
-    text = text.replace(
-        "s = Conv <pads=[1,1,1,1]> (x, stem_w, stem_b)",
-        "t = Conv <pads=[1,1,1,1]> (x, stem_w) [norm] s = BatchNormalization (t, bn_f, bn_b, bn_m, bn_v)",
-    )
+    norm = "t = Conv <pads=[1,1,1,1]> (x, stem_w) [norm] s = BatchNormalization (t, bn_f, bn_b, bn_m, bn_v)"
+    text = text.replace("s = Conv <pads=[1,1,1,1]> (x, stem_w, stem_b)", norm)
     proto = build(text, arrays)
     inner = {name for node in proto.graph.node for name in node.output} - {"y"}
     for node in proto.graph.node:
@@ -163,18 +148,15 @@ def depthwise() -> Network:
     body, before = "", "sr"
     for n in ("a", "b"):
         body += f"""
-            [{n}_up] {n}1 = Conv ({before}, {n}_up_w, {n}_up_b)
-            [{n}_up_clip] {n}2 = Clip ({n}1, low, high)
+            [{n}_up] {n}1 = Conv ({before}, {n}_up_w, {n}_up_b) [{n}_up_clip] {n}2 = Clip ({n}1, low, high)
             [{n}_dw] {n}3 = Conv <pads=[1,1,1,1], group=16> ({n}2, {n}_dw_w, {n}_dw_b)
             [{n}_dw_clip] {n}4 = Clip ({n}3, low, high)
-            [{n}_down] {n}5 = Conv ({n}4, {n}_down_w, {n}_down_b)
-            [{n}_sum] {n}6 = Add ({n}5, {before})"""
+            [{n}_down] {n}5 = Conv ({n}4, {n}_down_w, {n}_down_b) [{n}_sum] {n}6 = Add ({n}5, {before})"""
         before = f"{n}6"
     text = f"""g (float[N,3,16,16] x) => (float[N,10] y) {{
         [stem] s = Conv <pads=[1,1,1,1], strides=[2,2]> (x, stem_w, stem_b)
         [stem_clip] sr = Clip (s, low, high) {body}
-        [pool] p = GlobalAveragePool ({before})
-        [flat] f = Flatten (p)
+        [pool] p = GlobalAveragePool ({before}) [flat] f = Flatten (p)
         [head] y = Gemm <transB=1> (f, head_w, head_b) }}"""
     ends = {"low": np.float32(0), "high": np.float32(6)}
     return Network(build(text, w.arrays | ends), normalized_image)
@@ -190,35 +172,23 @@ def transformer() -> Network:
     w.matrix("head", 16, 6)
     ones = {"g1": np.ones(16, np.float32), "g2": np.ones(16, np.float32), "n1": np.zeros(16, np.float32)}
     numbers = {"root": np.float32(4), "half": np.float32(0.5), "sq": np.float32(2**0.5), "u": np.float32(1)}
+    sources = {**dict.fromkeys("qkv", "h"), "o": "att", "up": "h2", "down": "gelu", "head": "x2"}
     dense = {
         name: f"[{name}] {name}_m = MatMul ({source}, {name}_w) "
         f"[{name}_add] {name}_o = Add ({name}_m, {name}_b)"
-        for name, source in (
-            ("q", "h"),
-            ("k", "h"),
-            ("v", "h"),
-            ("o", "att"),
-            ("up", "h2"),
-            ("down", "gelu"),
-            ("head", "x2"),
-        )
+        for name, source in sources.items()
     }
     text = f"""g (float[N,8,16] x) => (float[N,8,6] y) {{
         [norm1] h = LayerNormalization <axis=-1> (x, g1, n1)
         {dense["q"]} {dense["k"]} {dense["v"]}
-        [turn] kt = Transpose <perm=[0,2,1]> (k_o)
-        [scores] sc = MatMul (q_o, kt)
-        [scale] ss = Div (sc, root)
-        [soft] pr = Softmax <axis=-1> (ss)
-        [mix] att = MatMul (pr, v_o)
-        {dense["o"]}
-        [skip1] x1 = Add (x, o_o)
+        [turn] kt = Transpose <perm=[0,2,1]> (k_o) [scores] sc = MatMul (q_o, kt) [scale] ss = Div (sc, root)
+        [soft] pr = Softmax <axis=-1> (ss) [mix] att = MatMul (pr, v_o)
+        {dense["o"]} [skip1] x1 = Add (x, o_o)
         [norm2] h2 = LayerNormalization <axis=-1> (x1, g2, n1)
         {dense["up"]}
         [over] ov = Div (up_o, sq) [erf] er = Erf (ov) [plus] pl = Add (er, u)
         [times] ti = Mul (up_o, pl) [half] gelu = Mul (ti, half)
-        {dense["down"]}
-        [skip2] x2 = Add (x1, down_o)
+        {dense["down"]} [skip2] x2 = Add (x1, down_o)
         {dense["head"].replace("head_o = Add", "y = Add")} }}"""
     return Network(build(text, w.arrays | ones | numbers), tokens)
 
@@ -247,17 +217,12 @@ def recurrent() -> Network:
     w.matrix("mid", 8, 16)
     w.matrix("head", 16, 4)
     rng = np.random.default_rng(50)
-    lstm = {
-        "lw": rng.normal(size=(1, 32, 16)) * 0.25,
-        "lr": rng.normal(size=(1, 32, 8)) * 0.25,
-        "lb": rng.normal(size=(1, 64)) * 0.1,
-    }
+    sizes = {"lw": ((1, 32, 16), 0.25), "lr": ((1, 32, 8), 0.25), "lb": ((1, 64), 0.1)}
+    lstm = {name: rng.normal(size=shape) * factor for name, (shape, factor) in sizes.items()}
     text = """g (float[N,10,12] x) => (float[N,10,4] y) {
         [front] a = MatMul (x, front_w) [front_add] b = Add (a, front_b) [front_relu] c = Relu (b)
-        [turn] d = Transpose <perm=[1,0,2]> (c)
-        [lstm] e = LSTM <hidden_size=8> (d, lw, lr, lb)
-        [one] f = Squeeze (e, axis)
-        [back] g = Transpose <perm=[1,0,2]> (f)
+        [turn] d = Transpose <perm=[1,0,2]> (c) [lstm] e = LSTM <hidden_size=8> (d, lw, lr, lb)
+        [one] f = Squeeze (e, axis) [back] g = Transpose <perm=[1,0,2]> (f)
         [mid] h = MatMul (g, mid_w) [mid_add] i = Add (h, mid_b) [mid_relu] k = Relu (i)
         [head] l = MatMul (k, head_w) [head_add] y = Add (l, head_b) }"""
     arrays = {name: values.astype(np.float32) for name, values in lstm.items()}
@@ -275,8 +240,7 @@ def audio() -> Network:
         [stem] a = Conv <pads=[4,4], strides=[2]> (x, stem_w, stem_b) [leaky] b = LeakyRelu (a)
         [gate] c = Conv <pads=[2,2]> (b, gate_w, gate_b) [sig] d = Sigmoid (c)
         [value] e = Conv <pads=[2,2]> (b, value_w, value_b) [tanh] f = Tanh (e)
-        [times] h = Mul (d, f)
-        [mid] i = Conv <pads=[2,2]> (h, mid_w, mid_b)
+        [times] h = Mul (d, f) [mid] i = Conv <pads=[2,2]> (h, mid_w, mid_b)
         [sum] k = Add (i, b) [relu] l = Relu (k)
         [out] y = Conv <pads=[1,1]> (l, out_w, out_b) }"""
     return Network(build(text, w.arrays), wave)

@@ -28,11 +28,8 @@ def decoder() -> onnx.ModelProto:
             => (float[batch, length, {VOCABULARY}] logits,
                 float[{made}] present__0__key, float[{made}] present__0__value)
         <int64 one = {{1}}, int64[1] ones = {{1}}> {{
-            counts = ReduceSum <keepdims = 0> (attention_mask, ones)
-            ends = Sub (counts, ones)
-            ends32 = Cast <to = 6> (ends)
-            shape = Shape (attention_mask)
-            total = Gather (shape, one)
+            counts = ReduceSum <keepdims = 0> (attention_mask, ones) ends = Sub (counts, ones)
+            ends32 = Cast <to = 6> (ends) shape = Shape (attention_mask) total = Gather (shape, one)
             total32 = Cast <to = 6> (total)
             hidden = Gather (embed, input_ids)
             first = SimplifiedLayerNormalization <axis = -1, epsilon = 0.00001> (hidden, norm)
@@ -44,8 +41,7 @@ def decoder() -> onnx.ModelProto:
             second, , , sum = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 0.00001>
                 (hidden, projected, norm)
             gate = MatMul (second, model__layers__0__mlp__gate_proj__MatMul__weight)
-            sigmoid = Sigmoid (gate)
-            opened = Mul (gate, sigmoid)
+            sigmoid = Sigmoid (gate) opened = Mul (gate, sigmoid)
             up = MatMul (second, model__layers__0__mlp__up_proj__MatMul__weight)
             inner = Mul (opened, up)
             down = MatMul (inner, model__layers__0__mlp__down_proj__MatMul__weight)
@@ -99,26 +95,12 @@ def write_folder(folder: Path) -> Path:
     folder.mkdir()
     data = {"save_as_external_data": True, "location": "model.onnx.data", "size_threshold": 64}
     onnx.save_model(decoder(), folder / "model.onnx", **data)
-    inputs = {
-        "input_ids": "input_ids",
-        "attention_mask": "attention_mask",
-        "past_key_names": "past_key_values.%d.key",
-        "past_value_names": "past_key_values.%d.value",
-    }
-    held = {
-        "filename": "model.onnx",
-        "head_size": HEAD_SIZE,
-        "hidden_size": WIDTH,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": CACHE_HEADS,
-        "num_hidden_layers": 1,
-        "inputs": inputs,
-        "outputs": {
-            "logits": "logits",
-            "present_key_names": "present.%d.key",
-            "present_value_names": "present.%d.value",
-        },
-    }
+    inputs = {name: name for name in ("input_ids", "attention_mask")}
+    inputs |= {f"past_{one}_names": f"past_key_values.%d.{one}" for one in ("key", "value")}
+    outputs = {"logits": "logits"} | {f"present_{one}_names": f"present.%d.{one}" for one in ("key", "value")}
+    held = {"filename": "model.onnx", "num_hidden_layers": 1, "inputs": inputs, "outputs": outputs}
+    held |= {"head_size": HEAD_SIZE, "hidden_size": WIDTH}
+    held |= {"num_attention_heads": HEADS, "num_key_value_heads": CACHE_HEADS}
     model = {"type": "llama", "context_length": CONTEXT, "vocab_size": VOCABULARY, "decoder": held}
     config = {"model": model, "search": {"max_length": CONTEXT, "past_present_share_buffer": True}}
     (folder / "genai_config.json").write_text(json.dumps(config))

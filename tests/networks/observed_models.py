@@ -26,21 +26,12 @@ def narrow_channels() -> onnx.ModelProto:
     """Convolutions whose channels fill no whole block of the runtime's layout: 16, 24, 40, 17 of them."""
     return build(
         """g (float[N,3,12,12] x) => (float[N,17,12,12] y) {
-            a = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w0)
-            b = Relu (a)
-            c = Conv <kernel_shape = [1,1]> (b, w1)
-            d = Sigmoid (c)
+            a = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w0) b = Relu (a)
+            c = Conv <kernel_shape = [1,1]> (b, w1) d = Sigmoid (c)
             e = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (d, w2)
-            f = Conv <kernel_shape = [1,1]> (e, w3)
-            h = Relu (f)
-            y = Conv <kernel_shape = [1,1]> (h, w4) }""",
-        {
-            "w0": weights(16, 3, 3, 3),
-            "w1": weights(24, 16, 1, 1),
-            "w2": weights(40, 24, 3, 3),
-            "w3": weights(17, 40, 1, 1),
-            "w4": weights(17, 17, 1, 1),
-        },
+            f = Conv <kernel_shape = [1,1]> (e, w3) h = Relu (f) y = Conv <kernel_shape = [1,1]> (h, w4) }""",
+        {"w0": weights(16, 3, 3, 3), "w1": weights(24, 16, 1, 1), "w2": weights(40, 24, 3, 3)}
+        | {"w3": weights(17, 40, 1, 1), "w4": weights(17, 17, 1, 1)},
     )
 
 
@@ -68,12 +59,10 @@ def case(name: str, count: int = 3) -> tuple[Model, Plan, list[Feed]]:
 
 def by_axis(plan: Plan, tensors: Collection[str]) -> Plan:
     """The plan with one scale for each index of axis 1 of some of its tensors."""
-    made = [
-        p.model_copy(update={"spec": p.spec.model_copy(update={"granularity": Granularity(1)})})
-        if p.tensor in tensors
-        else p
-        for p in plan.activations
-    ]
+    made = []
+    for one in plan.activations:
+        spec = one.spec.model_copy(update={"granularity": Granularity(1)})
+        made.append(one.model_copy(update={"spec": spec}) if one.tensor in tensors else one)
     return plan.model_copy(update={"placements": tuple(made)})
 
 

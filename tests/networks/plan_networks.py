@@ -33,9 +33,8 @@ def dense(blocks: int, size: int = 64) -> onnx.ModelProto:
         text += f" [last{i}] o{i} = Conv <pads = [1,1,1,1]> (p{i}4, l{i})"
         text += f" f{i} = Mul (o{i}, fifth) t{i + 1} = Add (t{i}, f{i})"
     text += f" [body] b = Conv <pads = [1,1,1,1]> (t{blocks}, body) c = Resize (b, , twice)"
-    text += (
-        " [up] u = Conv <pads = [1,1,1,1]> (c, up) e = LeakyRelu <alpha = 0.2> (u) [end] y = Conv (e, end)"
-    )
+    text += " [up] u = Conv <pads = [1,1,1,1]> (c, up) e = LeakyRelu <alpha = 0.2> (u)"
+    text += " [end] y = Conv (e, end)"
     constants |= {name: weights(32, 32, 3, 3, seed=1) for name in ("body", "up")}
     constants |= {"end": weights(3, 32, 3, 3), "fifth": np.float32(0.2)}
     constants["twice"] = np.asarray([1, 1, 2, 2], np.float32)

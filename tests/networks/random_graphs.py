@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
+from builders import open_as_written
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -52,11 +53,8 @@ class Maker:
 
     def constant(self, shape: tuple[int, ...]) -> str:
         """Return a constant of `shape`: one that is there already, or a new one in one of its forms."""
-        same = [
-            name
-            for name, value in self.constants.items()
-            if value.shape == shape and value.dtype == np.float32
-        ]
+        kind = (shape, np.float32)
+        same = [name for name, value in self.constants.items() if (value.shape, value.dtype) == kind]
         if same and self.pick([True, False]):
             return self.pick(same)
         value = np.random.default_rng(self.pick(range(99))).normal(size=shape).astype(np.float32)
@@ -128,36 +126,24 @@ def _self_product(m: Maker, x: str, shape: tuple[int, ...]) -> None:
 
 def _branches(m: Maker, x: str, shape: tuple[int, ...]) -> None:
     weight = m.constant((shape[1], shape[1]))
-    bodies = {
-        "then_branch": m.body(m.pick(["MatMul", "Relu"]), x, shape, weight),
-        "else_branch": m.body(m.pick(["MatMul", "Relu"]), x, shape, weight),
-    }
-    m.give("If", ["cond"], shape, **bodies)
+    one, other = (m.body(m.pick(["MatMul", "Relu"]), x, shape, weight) for _ in range(2))
+    m.give("If", ["cond"], shape, then_branch=one, else_branch=other)
 
 
 def _loop(m: Maker, x: str, shape: tuple[int, ...]) -> None:
-    weight = m.constant((shape[1], shape[1]))
+    weight, info = m.constant((shape[1], shape[1])), helper.make_tensor_value_info
     state, out, going, step = (m.name(name) for name in ("state", "next", "going", "step"))
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", [f"{going}?"], [going]),
-            helper.make_node("MatMul", [state, weight], [f"{out} raw"], "inside"),
-            helper.make_node("Tanh", [f"{out} raw"], [out]),
-        ],
-        "loop",
-        [
-            helper.make_tensor_value_info(step, TensorProto.INT64, []),
-            helper.make_tensor_value_info(f"{going}?", TensorProto.BOOL, []),
-            helper.make_tensor_value_info(state, TensorProto.FLOAT, shape),
-        ],
-        [
-            helper.make_tensor_value_info(going, TensorProto.BOOL, []),
-            helper.make_tensor_value_info(out, TensorProto.FLOAT, shape),
-        ],
-    )
-    count, goes = m.name("count"), m.name("goes")
-    m.constants |= {count: np.asarray(m.pick([1, 3])), goes: np.asarray(True)}
-    m.give("Loop", [count, goes, x], shape, body=body)
+    nodes = [
+        helper.make_node("Identity", [f"{going}?"], [going]),
+        helper.make_node("MatMul", [state, weight], [f"{out} raw"], "inside"),
+        helper.make_node("Tanh", [f"{out} raw"], [out]),
+    ]
+    asked, goes = info(f"{going}?", TensorProto.BOOL, []), info(going, TensorProto.BOOL, [])
+    inputs = [info(step, TensorProto.INT64, []), asked, info(state, TensorProto.FLOAT, shape)]
+    body = helper.make_graph(nodes, "loop", inputs, [goes, info(out, TensorProto.FLOAT, shape)])
+    count, start = m.name("count"), m.name("goes")
+    m.constants |= {count: np.asarray(m.pick([1, 3])), start: np.asarray(True)}
+    m.give("Loop", [count, start, x], shape, body=body)
 
 
 def _call(m: Maker, x: str, shape: tuple[int, ...]) -> None:
@@ -277,11 +263,8 @@ def slow_fake_quantize(x: Array, placement: Placement, encodings: Encodings) -> 
     scales, offsets = np.asarray(encoding.scale, np.float32), np.asarray(encoding.zero_point, np.float32)
     if spec.granularity.axis is None:
         return _rounded(x, scales.reshape(()), offsets.reshape(()), spec.qtype.name)
-    parts = np.moveaxis(x, spec.granularity.axis, 0)
-    done = [
-        _rounded(part, s, z, spec.qtype.name)
-        for part, s, z in zip(parts, scales.ravel(), offsets.ravel(), strict=True)
-    ]
+    parts = zip(np.moveaxis(x, spec.granularity.axis, 0), scales.ravel(), offsets.ravel(), strict=True)
+    done = [_rounded(part, s, z, spec.qtype.name) for part, s, z in parts]
     return np.moveaxis(np.stack(done), 0, spec.granularity.axis)
 
 
@@ -361,10 +344,4 @@ def _session(node: bytes, types: tuple[tuple[str, int], ...], version: int) -> o
     graph = helper.make_graph([proto], "one", values, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
     model.ir_version = helper.find_min_ir_version_for(model.opset_import)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return open_as_written(model, log_severity_level=4, intra_op_num_threads=1)

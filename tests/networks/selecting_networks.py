@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-import onnxruntime
-from builders import Arrays, build
+from builders import Arrays, build, open_as_written, scalars
 from numpy.typing import NDArray
-from onnx import helper
+
+from onnxfq.graph.signature import with_outputs
 
 
 def normal(*shape: int, seed: int, scale: float = 1.0) -> NDArray[np.float32]:
@@ -41,13 +41,7 @@ class SelectingNetwork:
 
 def open_run(proto: onnx.ModelProto, names: Sequence[str]) -> Callable[[Arrays], list[NDArray[np.generic]]]:
     """Return what runs a model in ONNX Runtime, without graph optimization, and returns tensors."""
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
-    known = {value.name for value in made.graph.output}
-    made.graph.output.extend(helper.make_empty_tensor_value_info(n) for n in names if n not in known)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(made.SerializeToString(), options)
+    session = open_as_written(with_outputs(proto, names))
     return lambda feed: list(session.run(list(names), feed))
 
 
@@ -89,9 +83,7 @@ def detector() -> SelectingNetwork:
         "w0": normal(32, 64, seed=1, scale=0.18),
         "w1": normal(64, 32, seed=2, scale=0.18),
         "ws": normal(32, 6, seed=3, scale=0.2),
-        "eight": np.int64([8]),
-        "two": np.int64([2]),
-        "wide": np.int64([1, 8, 32]),
+        **scalars(np.int64, eight=[8], two=[2], wide=[1, 8, 32]),
         "wq": normal(32, 32, seed=4, scale=0.05),
         "w2": normal(32, 64, seed=5, scale=0.18),
         "w3": normal(64, 32, seed=6, scale=0.18),
@@ -163,11 +155,7 @@ def voice() -> SelectingNetwork:
         "w1": normal(16, 16, seed=1, scale=0.3),
         "wd": normal(16, 1, seed=2, scale=0.15),
         "bd": np.float32([1.5]),
-        "two": np.int64([2]),
-        "both": np.int64([0, 1]),
-        "one": np.int64(1),
-        "z0": np.int64(0),
-        "s1": np.int64(1),
+        **scalars(np.int64, two=[2], both=[0, 1], one=1, z0=0, s1=1),
         "a1": normal(16, 16, 3, seed=3, scale=0.2),
         "a2": normal(16, 16, 3, seed=4, scale=0.2),
     }

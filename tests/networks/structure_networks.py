@@ -84,11 +84,8 @@ class Recurrence(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read, self.keep, self.out = (
-            nn.Conv2d(3, 16, 3, 1, 1),
-            nn.Conv2d(16, 16, 3, 1, 1),
-            nn.Conv2d(16, 4, 1),
-        )
+        self.read, self.keep = nn.Conv2d(3, 16, 3, 1, 1), nn.Conv2d(16, 16, 3, 1, 1)
+        self.out = nn.Conv2d(16, 4, 1)
 
     def forward(self, frames: Tensor) -> Tensor:
         """Return [N, 4, 16, 16] of frames [N, 4, 3, 16, 16]."""
@@ -172,11 +169,8 @@ class MaskedDecoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.blocks, self.head = (
-            nn.Embedding(50, W),
-            nn.ModuleList([Block(), Block()]),
-            nn.Linear(W, 50),
-        )
+        self.table, self.blocks = nn.Embedding(50, W), nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(W, 50)
 
     def forward(self, words: Tensor) -> Tensor:
         """Return [N, T, 50] of words [N, T]."""
@@ -216,12 +210,9 @@ class Unet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c = (
-            nn.Conv2d(3, 16, 3, 1, 1),
-            nn.Conv2d(16, 32, 3, 1, 1),
-            nn.Conv2d(32, 32, 3, 1, 1),
-        )
-        self.d, self.e, self.out = nn.Conv2d(64, 16, 3, 1, 1), nn.Conv2d(32, 16, 3, 1, 1), nn.Conv2d(16, 4, 1)
+        sizes = ((3, 16), (16, 32), (32, 32), (64, 16), (32, 16))
+        self.a, self.b, self.c, self.d, self.e = (nn.Conv2d(*size, 3, 1, 1) for size in sizes)
+        self.out = nn.Conv2d(16, 4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [N, 4, 32, 32] of images [N, 3, 32, 32]."""
@@ -240,18 +231,11 @@ class Excited(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.head = nn.Conv2d(3, 16, 3, 2, 1), nn.Linear(16, 10)
-        self.parts = nn.ModuleList(
-            nn.ModuleList(
-                [
-                    nn.Conv2d(16, 48, 1),
-                    nn.Conv2d(48, 48, 3, 1, 1, groups=48),
-                    nn.Conv2d(48, 8, 1),
-                    nn.Conv2d(8, 48, 1),
-                    nn.Conv2d(48, 16, 1),
-                ]
-            )
-            for _ in range(2)
-        )
+        self.parts = nn.ModuleList()
+        for _ in range(2):
+            wide, deep = nn.Conv2d(16, 48, 1), nn.Conv2d(48, 48, 3, 1, 1, groups=48)
+            gate = nn.Conv2d(48, 8, 1), nn.Conv2d(8, 48, 1)
+            self.parts.append(nn.ModuleList([wide, deep, *gate, nn.Conv2d(48, 16, 1)]))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [N, 10] of images [N, 3, 32, 32]."""

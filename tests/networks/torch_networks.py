@@ -80,9 +80,8 @@ class Decoder(nn.Module):
         half = self.head // 2
         angle = torch.arange(x.shape[2])[:, None] * 10000 ** -(torch.arange(half) / half)
         one, two = x[..., :half], x[..., half:]
-        return torch.cat(
-            (one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()), dim=-1
-        )
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the scores of the next words, [N, T, 64], of [N, T]."""
@@ -172,10 +171,8 @@ class Conditioned(nn.Module):
         x = self.down(first)
         n, c, h, w = x.shape
         y, split = x.flatten(2).transpose(1, 2), (-1, self.heads, c // self.heads)
-        q, k, v = (
-            f(z).reshape(n, *split).transpose(1, 2)
-            for f, z in ((self.query, y), (self.key, text), (self.value, text))
-        )
+        read = (self.query, y), (self.key, text), (self.value, text)
+        q, k, v = (layer(z).reshape(n, *split).transpose(1, 2) for layer, z in read)
         mixed = ((q @ k.transpose(2, 3) * split[-1] ** -0.5).softmax(-1) @ v).transpose(1, 2)
         x = x + self.out(mixed.reshape(n, -1, c)).transpose(1, 2).reshape(n, c, h, w)
         return self.last(self.up(torch.cat([first, functional.interpolate(x, scale_factor=2.0)], 1)))

@@ -108,16 +108,13 @@ class _Transformer(Builder):
         return list(node.output)
 
     def heads(self, x: str, count: int) -> str:
-        return self.node(
-            "Transpose", [self.node("Reshape", [x, self.sizes(0, 0, count, SIZE)])], perm=[0, 2, 1, 3]
-        )
+        apart = self.node("Reshape", [x, self.sizes(0, 0, count, SIZE)])
+        return self.node("Transpose", [apart], perm=[0, 2, 1, 3])
 
     def rotate(self, x: str) -> str:
         angles = np.outer(np.arange(TOKENS), 1.0 / 100.0 ** (np.arange(SIZE // 2) / SIZE))
-        cosine, sine = (
-            self.constant(np.concatenate([part, part], axis=1).astype(np.float32))
-            for part in (np.cos(angles), np.sin(angles))
-        )
+        angles = np.concatenate([angles, angles], axis=1)
+        cosine, sine = (self.constant(turn(angles).astype(np.float32)) for turn in (np.cos, np.sin))
         first, second = self.split(x, SIZE // 2, SIZE // 2)
         turned = self.node("Concat", [self.node("Neg", [second]), first], axis=-1)
         return self.node("Add", [self.node("Mul", [x, cosine]), self.node("Mul", [turned, sine])])
@@ -150,9 +147,8 @@ class _Transformer(Builder):
             hidden = np.triu(np.full((TOKENS, TOKENS), -1e4, np.float32), 1)
             scores = self.node("Add", [scores, self.constant(hidden)])
         mixed = self.node("MatMul", [self.node("Softmax", [scores], axis=-1), value])
-        mixed = self.node(
-            "Reshape", [self.node("Transpose", [mixed], perm=[0, 2, 1, 3]), self.sizes(0, 0, WIDTH)]
-        )
+        mixed = self.node("Transpose", [mixed], perm=[0, 2, 1, 3])
+        mixed = self.node("Reshape", [mixed, self.sizes(0, 0, WIDTH)])
         return self.product(mixed, WIDTH, WIDTH)
 
     def gelu(self, x: str) -> str:

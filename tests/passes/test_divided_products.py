@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, Staged, build_used, feed_for, stage, weights, whole_recipe
+from builders import Arrays, Staged, build_used, constants, feed_for, scalars, stage, weights, whole_recipe
 from builders import plain_quantize as quantize
 
 from onnxfq.documents.cast_plan import FloatOptions
@@ -39,18 +39,17 @@ SPLITS = {
 }
 _PACKED = "h = Reshape (f, pack) t = Transpose <perm = [2,0,1,3,4]> (h) "
 _SQUEEZE = "".join(f"{n}2 = Squeeze ({n}1, zero) " for n in "qkv")
+_GATHER = "".join(f"{n}2 = Gather <axis = 0> (t, n{i}) " for i, n in enumerate("qkv"))
+_CUT = "".join(f"{n}1 = Slice (t, p{i}, p{i + 1}, zero) " for i, n in enumerate("qkv"))
 PACKED = {
-    "Gather": _PACKED + "".join(f"{n}2 = Gather <axis = 0> (t, n{i}) " for i, n in enumerate("qkv")),
+    "Gather": _PACKED + _GATHER,
     "no Transpose": "h = Reshape (f, pack) "
     + "".join(f"{n}2 = Gather <axis = 2> (h, n{i}) " for i, n in enumerate("qkv")),
     "packed Split": _PACKED + "q1, k1, v1 = Split <axis = 0, num_outputs = 3> (t) " + _SQUEEZE,
-    "packed Slice": _PACKED
-    + "".join(f"{n}1 = Slice (t, p{i}, p{i + 1}, zero) " for i, n in enumerate("qkv"))
-    + _SQUEEZE,
+    "packed Slice": _PACKED + _CUT + _SQUEEZE,
     "open": "c = Shape (x) c2 = Gather <axis = 0> (c, places) pack = Concat <axis = 0> (c2, inner) "
-    + _PACKED
-    + "".join(f"{n}2 = Gather <axis = 0> (t, n{i}) " for i, n in enumerate("qkv")),
-}
+    + _PACKED + _GATHER,
+}  # fmt: skip
 """Reshaped to [.., 3, heads, size] before it is taken apart."""
 PRODUCTS = {
     "bias": "f0 = MatMul (x, w) f = Add (b, f0) ",
@@ -75,33 +74,22 @@ def attend(
 ) -> onnx.ModelProto:
     """One attention of 4 heads of 16, over 8 tokens, whose queries and keys are multiplied by a constant."""
     whole, size = 192, 64
-    constants: Arrays = {
+    arrays: Arrays = {
         "w": weights(size, whole) * np.float32(0.1),
         "wn": weights(whole, size) * np.float32(0.1),
         "b": weights(whole),
         "turns": weights(1, 8, 1, 16),
-        "heads": np.asarray([0, 8, 4, 16], np.int64),
-        "joined": np.asarray([0, 8, size], np.int64),
-        "rows": np.asarray([-1, size], np.int64),
-        "again": np.asarray([-1, 8, whole], np.int64),
-        "sizes": np.asarray([size] * 3, np.int64),
-        "places": np.asarray([0, 1], np.int64),
-        "wide": np.asarray([whole], np.int64),
-        "axis": np.asarray([2], np.int64),
-        "last": np.asarray(2, np.int64),
-        **{name: np.asarray(n, np.int64) for name, n in (("two", 2), ("three", 3))},
-        **{name: np.asarray([n], np.int64) for name, n in (("zero", 0), ("one", 1))},
-        **{f"i{i}": np.asarray([i * size], np.int64) for i in range(4)},
-        "pack": np.asarray([0, 8, 3, 4, 16], np.int64),
-        "inner": np.asarray([3, 4, 16], np.int64),
-        **{f"n{i}": np.asarray(i, np.int64) for i in range(3)},
-        **{f"p{i}": np.asarray([i], np.int64) for i in range(4)},
+        **scalars(np.int64, heads=[0, 8, 4, 16], joined=[0, 8, size], rows=[-1, size], again=[-1, 8, whole]),
+        **scalars(np.int64, sizes=[size] * 3, places=[0, 1], wide=[whole], axis=[2], zero=[0], one=[1]),
+        **scalars(np.int64, last=2, two=2, three=3, inner=[3, 4, 16], pack=[0, 8, 3, 4, 16]),
+        **scalars(np.int64, **{f"i{i}": [i * size] for i in range(4)}, **{f"n{i}": i for i in range(3)}),
+        **scalars(np.int64, **{f"p{i}": [i] for i in range(4)}),
     }
     if split == "open":
-        del constants["pack"]
+        del arrays["pack"]
     text = f"{PRODUCTS[product]} {PACKED[split] if split in PACKED else SPLITS[split] + heads} {_REST}"
     shape = "float[N,8,64]"
-    return build_used(f"g ({shape} x) => ({shape} y{outputs}) {{ {text} }}", constants, opset=18)
+    return build_used(f"g ({shape} x) => ({shape} y{outputs}) {{ {text} }}", arrays, opset=18)
 
 
 def written(model: onnx.ModelProto, recipe: str = "tensorrt-int8") -> tuple[Staged, onnx.ModelProto]:
@@ -113,16 +101,11 @@ def written(model: onnx.ModelProto, recipe: str = "tensorrt-int8") -> tuple[Stag
 
 
 def products(model: onnx.ModelProto) -> int:
-    """Count the products that read a dequantized weight."""
-    makers = {name: node for node in model.graph.node for name in node.output}
-    constants = {tensor.name for tensor in model.graph.initializer}
-    found = 0
-    for node in model.graph.node:
-        maker = makers.get(node.input[1]) if node.op_type in ("Gemm", "MatMul") else None
-        if maker is not None and maker.op_type == "Transpose":
-            maker = makers[maker.input[0]]
-        found += maker is not None and maker.input[0] in constants
-    return found
+    """Count the products that read a dequantized weight, turned or not."""
+    makers, stored = {name: node for node in model.graph.node for name in node.output}, constants(model)
+    read = [makers.get(node.input[1]) for node in model.graph.node if node.op_type in ("Gemm", "MatMul")]
+    turned = [makers[one.input[0]] if one and one.op_type == "Transpose" else one for one in read]
+    return sum(one is not None and one.input[0] in stored for one in turned)
 
 
 @pytest.mark.grid
@@ -136,10 +119,8 @@ def test_a_split_product_is_divided(split: str, product: str) -> None:
     assert products(made) == 3
     assert not ops["Split"] + ops["Slice"] and ops["Shape"] == (product == "joined") + (split == "open")
     assert len({node.name for node in made.graph.node}) == len(made.graph.node)
-    integers = [
-        t for t in made.graph.initializer if t.data_type == onnx.TensorProto.INT8 and len(t.dims) == 2
-    ]
-    assert len(integers) == 3
+    stored = [(tensor.data_type, len(tensor.dims)) for tensor in made.graph.initializer]
+    assert stored.count((onnx.TensorProto.INT8, 2)) == 3
     feed = feed_for(model, seed=5)
     plain = with_qdq(staged.model, staged.plan, staged.encodings).proto
     expected = Session(plain, 1).run(feed)
@@ -168,43 +149,31 @@ def test_only_where_tensorrt_needs_it(recipe: str) -> None:
     assert products(written(attend(), recipe)[1]) == (1 if recipe.startswith("onnxruntime") else 3)
 
 
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        (
-            attend(heads=_HEADS + "other = Relu (v1) ", outputs=", float[N,8,64] other"),
-            "a part is read in place",
-        ),
-        (attend(outputs=", float[N,8,192] f"), "the whole is an output"),
-        (attend(outputs=", float[N,8,64] k1"), "a part is an output"),
-        (attend(heads=_HEADS + "size = Shape (f) ", outputs=", int64[3] size"), "its shape is asked for"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_stays_whole(model: onnx.ModelProto, why: str) -> None:
+WHOLE = {
+    "a part is read in place": (_HEADS + "other = Relu (v1) ", ", float[N,8,64] other"),
+    "the whole is an output": (_HEADS, ", float[N,8,192] f"),
+    "a part is an output": (_HEADS, ", float[N,8,64] k1"),
+    "its shape is asked for": (_HEADS + "size = Shape (f) ", ", int64[3] size"),
+}
+
+
+@pytest.mark.parametrize("why", WHOLE)
+def test_what_stays_whole(why: str) -> None:
     """A product stays one where anything but the parts in their heads is read: TensorRT keeps it as it is."""
-    assert products(written(model)[1]) == 1, why
+    heads, outputs = WHOLE[why]
+    assert products(written(attend(heads=heads, outputs=outputs))[1]) == 1
 
 
 @pytest.mark.grid
 @pytest.mark.skipif(not builder_installed(), reason="needs tensorrt_rtx")
-@pytest.mark.parametrize(
-    "recipe", ["tensorrt-int8", "tensorrt-int8-weights", "tensorrt-fp8", "tensorrt-nvfp4"]
-)
+@pytest.mark.parametrize("recipe", [f"tensorrt-{name}" for name in ("int8", "int8-weights", "fp8", "nvfp4")])
 @pytest.mark.parametrize("split", ["computed", "Gather", "open"])
 def test_tensorrt_keeps_the_weights(split: str, recipe: str, tmp_path: Path) -> None:
     """The builder keeps every promise of the divided products, of a half model in NVFP4."""
     path = tmp_path / "q.onnx"
     floats = FloatOptions("fp16" if recipe == "tensorrt-nvfp4" else "fp32")
-    onnx.save(
-        quantize(
-            attend(split),
-            [feed_for(attend(split))],
-            recipe=whole_recipe(recipe),
-            options=QuantizeOptions(floats=floats),
-        ).qdq,
-        path,
-    )
+    model, options = attend(split), QuantizeOptions(floats=floats)
+    quantize(model, [feed_for(model)], path, recipe=whole_recipe(recipe), options=options)
     result = check(path, build=BuildOptions())
     assert result.passed, result.findings
     assert len({node.node for node in result.engine}) >= 3

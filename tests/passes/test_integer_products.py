@@ -7,17 +7,7 @@ from copy import deepcopy
 import numpy as np
 import onnx
 import pytest
-from builders import (
-    BUILDERS,
-    Arrays,
-    build,
-    feed_for,
-    if_body,
-    linear,
-    qdq_of,
-    stage,
-    weights,
-)
+from builders import BUILDERS, Arrays, assert_same_outputs, build, constants, linear, qdq_of, scalars, stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
@@ -32,11 +22,6 @@ from onnxfq.runtime.session import Session
 def run(proto: onnx.ModelProto, feed: Arrays, outputs: list[str]) -> list[np.ndarray]:
     """Run without optimisation."""
     return Session(with_outputs(proto, outputs), 1, exact=True).run(feed, outputs)
-
-
-def constant(proto: onnx.ModelProto, name: str) -> np.ndarray:
-    """Return an initializer."""
-    return numpy_helper.to_array(next(t for t in proto.graph.initializer if t.name == name))
 
 
 def product(k: int, n: int, rows: int, seed: int, one_sign: bool) -> tuple[onnx.ModelProto, Arrays]:
@@ -72,15 +57,15 @@ def test_sums_are_whole_numbers(k: int, n: int, rows: int, seed: int, one_sign: 
     proto, feed = product(k, n, rows, seed, one_sign)
     made = integer_products(proto)
     assert (made.products, made.left) == (("mm",), {})
-    total = feed["q"].astype(np.int64) @ constant(proto, "wq").astype(np.int64)
-    want = total.astype(np.float32) * (constant(proto, "sx") * constant(proto, "sw"))
+    total = feed["q"].astype(np.int64) @ constants(proto)["wq"].astype(np.int64)
+    want = total.astype(np.float32) * (constants(proto)["sx"] * constants(proto)["sw"])
     np.testing.assert_array_equal(run(made.proto, feed, ["y"])[0], want)
 
 
 def test_long_sums_are_split() -> None:
     """If float32 sums of the integers would round, the two halves do not: the case is one of those."""
     proto, feed = product(2000, 3, 2, 0, one_sign=True)
-    total = feed["q"].astype(np.int64) @ constant(proto, "wq").astype(np.int64)
+    total = feed["q"].astype(np.int64) @ constants(proto)["wq"].astype(np.int64)
     assert total.max() > EXACT
     ops = [node.op_type for node in integer_products(proto).proto.graph.node]
     assert ops.count("MatMul") == 2
@@ -95,38 +80,31 @@ def test_what_is_too_long_is_told() -> None:
 QUANTIZED = sorted(set(BUILDERS) - {"if_body", "vector_weight"})
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", [*QUANTIZED, "if_body"])
 def test_every_product(name: str) -> None:
-    """Each product equals the product in float64, which are exact here; the bias and alpha come behind it."""
+    """Each product equals the product in float64, which are exact here; the bias and alpha come behind it.
+
+    The whole model is what Q/DQ computes except at the edge between two steps.
+    """
     staged = stage(BUILDERS[name]())
     proto = qdq_of(staged)
     made = integer_products(proto)
-    assert set(made.products) == {n.name for n in proto.graph.node if n.op_type in OPERATORS}
-    for node in (n for n in proto.graph.node if n.name in made.products):
+    outputs = [output.name for output in proto.graph.output]
+    both = (run(one, staged.feed, outputs) for one in (proto, made.proto))
+    for want, got in zip(*both, strict=True):
+        assert np.linalg.norm(got - want) <= 0.02 * np.linalg.norm(want)
+    if name == "if_body":
+        assert made.products == ("outside", "inside")
+        return
+    products = [n for n in proto.graph.node if n.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")]
+    assert set(made.products) == {node.name for node in products}
+    for node in products:
         got, *multiplied = run(made.proto, staged.feed, [node.output[0], *node.input[:2]])
-        wide = deepcopy(node)
         values = dict(zip(node.input, (a.astype(np.float64) for a in multiplied), strict=False))
-        values |= {name: constant(proto, name).astype(np.float64) for name in node.input[2:]}
-        want = ReferenceEvaluator(wide).run(None, values)[0]
+        values |= {name: constants(proto)[name].astype(np.float64) for name in node.input[2:]}
+        want = ReferenceEvaluator(deepcopy(node)).run(None, values)[0]
         # Products of float32 numbers in float64 are right to 2^-48 of the largest; float32 rounds twice.
         np.testing.assert_allclose(got, want, rtol=4e-7, atol=4e-7 * np.abs(want).max())
-
-
-OPERATORS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
-
-
-@pytest.mark.parametrize("name", [*QUANTIZED, "if_body"])
-def test_outputs_are_near(name: str) -> None:
-    """The whole model is what Q/DQ computes except at the edge between two steps."""
-    staged = stage(BUILDERS[name]())
-    proto = qdq_of(staged)
-    outputs = [output.name for output in proto.graph.output]
-    for want, got in zip(
-        run(proto, staged.feed, outputs),
-        run(integer_products(proto).proto, staged.feed, outputs),
-        strict=True,
-    ):
-        assert np.linalg.norm(got - want) <= 0.02 * np.linalg.norm(want)
 
 
 HALVES = {
@@ -134,11 +112,7 @@ HALVES = {
         "[dq_x] x = DequantizeLinear (q, sx, zx)"
         "[dq_w] w = DequantizeLinear <axis = 0> (wq, sw, zw)"
         "[gemm] y = Gemm <transB = 1> (x, w, b)",
-        {
-            "sx": np.float16(0.01),
-            "sw": np.float16([0.01, 0.02, 0.03]),
-            "b": np.float16([0.1, -0.2, 0.3]),
-        },
+        scalars(np.float16, sx=0.01, sw=[0.01, 0.02, 0.03], b=[0.1, -0.2, 0.3]),
     ),
     "casts": (
         "[dq_x] x0 = DequantizeLinear (q, sx, zx) x = Cast <to = 10> (x0)"
@@ -155,8 +129,8 @@ def test_float16(name: str) -> None:
     text, scales = HALVES[name]
     rng = np.random.default_rng(0)
     stored = {"zx": np.int8(0), "wq": rng.integers(-128, 128, (3, 64)).astype(np.int8)}
-    constants = stored | {"zw": np.zeros(3, np.int8)} | scales
-    proto = build(f"g (int8[2,64] q) => (float16[2,3] y) {{ {text} }}", constants, opset=19)
+    arrays = stored | {"zw": np.zeros(3, np.int8)} | scales
+    proto = build(f"g (int8[2,64] q) => (float16[2,3] y) {{ {text} }}", arrays, opset=19)
     feed = {"q": rng.integers(-128, 128, (2, 64)).astype(np.int8)}
     total = (feed["q"].astype(np.int64) @ stored["wq"].T.astype(np.int64)).astype(np.float32)
     factor = np.float32(scales["sx"]) * scales["sw"].astype(np.float32)
@@ -172,13 +146,11 @@ def test_what_is_left() -> None:
     offset = next(tensor for tensor in proto.graph.initializer if tensor.name == "zx")
     offset.CopyFrom(numpy_helper.from_array(np.asarray(3, np.int8), "zx"))
     assert "zero point" in integer_products(proto).left["mm"]
-    assert integer_products(qdq_of(stage(if_body()))).products == ("outside", "inside")
 
 
 def test_nothing_to_do() -> None:
     """A float model stays as it is."""
-    proto = build("g (float[2,4] x) => (float[2,3] y) { y = MatMul (x, w) }", {"w": weights(4, 3)})
+    proto = linear(4, 3)
     made = integer_products(proto)
     assert not made.products and not made.left
-    feed = feed_for(proto)
-    np.testing.assert_array_equal(run(made.proto, feed, ["y"])[0], run(proto, feed, ["y"])[0])
+    assert_same_outputs(proto, made.proto)

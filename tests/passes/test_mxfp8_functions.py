@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from builders import attention, build, constants, feed_for, gemm, linear, qdq_of, stage, weights
+from builders import BUILDERS, assert_forms_agree, build, constants, feed_for, linear, qdq_of, stage, weights
 from keyword_numerics import dynamic_fake_quantize
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
-from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -26,9 +26,8 @@ from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import DEQUANTIZE, QUANTIZ
 def pair(shape: tuple[int, ...], axis: int, opset: int = 19) -> onnx.ModelProto:
     """A tensor quantized to MXFP8 and back, with the exponents of its scales as an output."""
     at = axis % len(shape)
-    dims, scales = (
-        ",".join(map(str, one)) for one in (shape, [*shape[:at], shape[at] // 32, *shape[at + 1 :]])
-    )
+    blocks = [*shape[:at], shape[at] // 32, *shape[at + 1 :]]
+    dims, scales = (",".join(map(str, one)) for one in (shape, blocks))
     proto = build(
         f"""g (float[{dims}] x) => (float[{dims}] y, uint8[{scales}] s) {{
             [q] c, s = trt.{QUANTIZE} <axis = {axis}, block_size = 32, output_dtype = 17> (x)
@@ -67,9 +66,8 @@ def test_the_functions_are_the_simulation(shape, axis):
     proto = pair(shape, axis)
     onnx.checker.check_model(proto, full_check=True)
     y, codes = Session(proto, 1).run({"x": x})
-    expected, scale, _ = dynamic_fake_quantize(
-        x, qtype="float8e4m3fn", axis=axis, block_size=32, scale_type="e8m0"
-    )
+    form = {"qtype": "float8e4m3fn", "axis": axis, "block_size": 32, "scale_type": "e8m0"}
+    expected, scale, _ = dynamic_fake_quantize(x, **form)
     np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
     finite = ~np.isnan(expected)
     np.testing.assert_array_equal(y.view(np.uint32)[finite], expected.view(np.uint32)[finite])
@@ -107,13 +105,17 @@ def test_the_written_model_runs(proto, tmp_path: Path):
     assert sorted(f.name for f in onnx.load(tmp_path / "m.onnx").functions) == [DEQUANTIZE, QUANTIZE]
 
 
-def test_the_twins_of_a_written_model():
-    """The quantized activation of a written model equals the fake-quant model's, to the bit."""
+def test_a_written_model():
+    """It gives the fake-quant model's bits, is known as quantized, and cannot run without its functions."""
     staged = stage(linear(64, 6), "tensorrt-mxfp8")
-    simulated = with_fake_quantize(staged.model, staged.plan, staged.encodings).proto
-    feed = {"x": edges(200).reshape(100, 64)}
-    got, expected = (Session(p, 1, exact=True).run(feed)[0] for p in (qdq_of(staged), simulated))
-    np.testing.assert_array_equal(got, expected)
+    proto = assert_forms_agree(replace(staged, feed={"x": edges(200).reshape(100, 64)}))
+    with pytest.raises(ModelError, match="already quantized"):
+        make_plan(load(proto), load_recipe("tensorrt-int8"))
+    assert explain_unsupported(proto) == ""
+    del proto.functions[:]
+    assert explain_unsupported(proto).startswith("ONNX Runtime has no TRT_MXFP8")
+    proto = qdq_of(stage(BUILDERS["gemm"]()))
+    assert not proto.functions and with_mxfp8_functions(proto) is proto
 
 
 def test_functions_for_bodies():
@@ -127,31 +129,7 @@ def test_functions_for_bodies():
     staged = stage(proto, "tensorrt-mxfp8")
     written = qdq_of(staged)
     assert not {node.domain for node in written.graph.node} - {""} and explain_unsupported(written) == ""
-    simulated = with_fake_quantize(staged.model, staged.plan, staged.encodings).proto
-    feed = {"x": edges(64).reshape(-1, 64), "c": np.asarray(True)}
-    got, expected = (Session(p, 1, exact=True).run(feed)[0] for p in (written, simulated))
-    np.testing.assert_array_equal(got, expected)
-
-
-def test_models_without_mxfp8_have_no_functions():
-    """Nothing is added to other models; the same model comes back."""
-    proto = qdq_of(stage(gemm()))
-    assert not proto.functions and with_mxfp8_functions(proto) is proto
-
-
-def test_a_written_model_is_still_quantized():
-    """Loading leaves the functions of quantizers alone, so that the model is known as quantized."""
-    proto = qdq_of(stage(linear(64, 6), "tensorrt-mxfp8"))
-    with pytest.raises(ModelError, match="already quantized"):
-        make_plan(load(proto), load_recipe("tensorrt-int8"))
-
-
-def test_a_model_without_its_functions_cannot_run():
-    """The functions make it run; without them it is refused."""
-    proto = qdq_of(stage(linear(64, 6), "tensorrt-mxfp8"))
-    assert explain_unsupported(proto) == ""
-    del proto.functions[:]
-    assert explain_unsupported(proto).startswith("ONNX Runtime has no TRT_MXFP8")
+    assert_forms_agree(replace(staged, feed={"x": edges(64).reshape(-1, 64), "c": np.asarray(True)}))
 
 
 def test_weights_alone_in_int8():
@@ -160,4 +138,5 @@ def test_weights_alone_in_int8():
     assert [node.op_type for node in proto.graph.node] == ["DequantizeLinear", "MatMul"]
     assert constants(proto)["w/q"].dtype == np.int8 and constants(proto)["w/scale"].shape == (6,)
     assert {t.data_type for t in proto.graph.initializer} == {TensorProto.INT8, TensorProto.FLOAT}
-    assert [str(row) for row in stage(attention(), "tensorrt-int8-weights").plan.coverage()] == ["MatMul 3/5"]
+    plan = stage(BUILDERS["attention"](), "tensorrt-int8-weights").plan
+    assert [str(row) for row in plan.coverage()] == ["MatMul 3/5"]

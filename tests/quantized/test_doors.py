@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import Arrays, build, run_as_written, weights
+from builders import Arrays, build, run_as_written, scalars, weights
 from onnx import helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from ort_quantizer import by_ort
@@ -81,16 +81,10 @@ def by_dynamic(folder: Path) -> onnx.ModelProto:
     return onnx.load(folder / "q.onnx")
 
 
+INTEGERS = {"quant_format": QuantFormat.QOperator, "activation_type": QuantType.QUInt8, "per_channel": True}
 FORMS: dict[str, Callable[[Path], onnx.ModelProto]] = {
     "pairs": lambda folder: by_ort(network(), DATA, folder, quant_format=QuantFormat.QDQ),
-    "integer operators": lambda folder: by_ort(
-        network(),
-        DATA,
-        folder,
-        quant_format=QuantFormat.QOperator,
-        activation_type=QuantType.QUInt8,
-        per_channel=True,
-    ),
+    "integer operators": lambda folder: by_ort(network(), DATA, folder, **INTEGERS),
     "dynamic": by_dynamic,
     "QONNX": by_qonnx,
     "casts": by_casts,
@@ -131,18 +125,11 @@ def test_inputs_and_outputs_of_integers(behind: str) -> None:
     proto = build(
         f"""g (int8[N,8] x) => (int8[A,B] y) {{ d = DequantizeLinear (x, sx, zx)
             wd = DequantizeLinear <axis = 1> (w, sw) h = MatMul (d, wd) {last} {moved} }}""",
-        {
-            "sx": np.float32(0.03),
-            "zx": np.int8(-5),
-            "w": np.arange(-24, 24, dtype=np.int8).reshape(8, 6),
-            "sw": np.full(6, 0.01, np.float32),
-            "sy": np.float32(0.05),
-            "zy": np.int8(3),
-        },
+        scalars(np.float32, sx=0.03, sw=[0.01] * 6, sy=0.05)
+        | scalars(np.int8, zx=-5, zy=3, w=np.arange(-24, 24).reshape(8, 6)),
     )
-    feeds = [
-        {"x": np.random.default_rng(seed).integers(-128, 128, (4, 8)).astype(np.int8)} for seed in range(8)
-    ]
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.integers(-128, 128, (4, 8)).astype(np.int8)} for _ in range(8)]
     for result in (convert(proto, data=feeds).qdq, quantize(proto, feeds, recipe=AGAIN).qdq):
         assert_near(proto, result, feeds[0], zero=3.0)
     assert diagnose(proto, data=feeds).quantizers == 2

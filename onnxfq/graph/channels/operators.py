@@ -130,14 +130,9 @@ def _pass_on(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> I
 def _clip(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Limits of 0 and infinity bind every multiple of a channel alike."""
     limits = [attrs.get("min", -np.inf), attrs.get("max", np.inf)]
-    for place, name in enumerate(node.input[1:]):
-        value = context.index.array(name) if name else None
-        if name and (value is None or value.size != 1):
-            return None
-        if value is not None:
-            limits[place] = float(value.reshape(-1)[0])
+    limits += [context.index.number(name) for name in node.input[1:] if name]
     top = float(np.finfo(np.float32).max)
-    free = all(value == 0.0 or abs(value) >= top for value in limits)
+    free = all(value is not None and (value == 0.0 or abs(value) >= top) for value in limits)
     return _pass_on(node, attrs, context) if free else None
 
 
@@ -146,15 +141,14 @@ def _pad(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids |
     ids, pads = context.of(node.input[0]), context.index.array(node.input[1])
     if pads is None or len(node.input) > 3 and node.input[3]:
         return _pass_on(node, attrs, context) if ids.size == 1 else None
-    if attrs.get("mode", b"constant") == b"constant" and len(node.input) > 2 and node.input[2]:
-        value = context.index.array(node.input[2])
-        if value is None or float(value.reshape(-1)[0]) != 0.0:
-            return None
+    is_filled = attrs.get("mode", b"constant") == b"constant"
+    if is_filled and input_name(node, 2) and context.index.number(node.input[2]) != 0.0:
+        return None
     before, after = pads.reshape(2, -1).tolist()
     for axis, more in enumerate(zip(before, after, strict=True)):
         if ids.shape[axis] == 1 or not any(more):
             continue
-        if min(more) < 0 or attrs.get("mode", b"constant") != b"constant":
+        if min(more) < 0 or not is_filled:
             return None
         # New channels of zeros may have any factor.
         ends = [context.ties.fresh((*ids.shape[:axis], n, *ids.shape[axis + 1 :])) for n in more]
@@ -173,16 +167,9 @@ def _resize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Id
 
 def _reduce(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Ids | None:
     """Sums, means and extremes within a channel keep its factor."""
-    ids, axes = context.of(node.input[0]), attrs.get("axes")
-    if input_name(node, 1):
-        given = context.index.array(node.input[1])
-        if given is None:
-            return None
-        axes = given.reshape(-1).tolist()
-    if not axes:
-        return None
-    over = {int(axis) % ids.ndim for axis in axes}
-    if any(ids.shape[axis] != 1 for axis in over):
+    ids = context.of(node.input[0])
+    over = {axis % ids.ndim for axis in context.index.axes(node)}
+    if not over or any(ids.shape[axis] != 1 for axis in over):
         return None
     return ids if attrs.get("keepdims", 1) else np.squeeze(ids, tuple(over))
 
@@ -380,14 +367,9 @@ def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> Id
     if read is None:
         return None
     made, places = context.ties.fresh(sizes[1:]), np.arange(sizes[0])
-    if convolution:
-        layout, plus = _conv_ids(places, made, dims, group, first_in)
-    elif first_in:
-        layout, plus = places[:, None], made[None, :]
-    else:
-        layout, plus = places[None, :], made[:, None]
-    if input_name(node, 2):
-        _fold_bias(node, made, context)
+    layout, plus = _weight_ids(places, made, dims, group if convolution else 1, first_in)
+    if input_name(node, 2) and not fold_elements(node, node.input[2], made, context):
+        context.ties.fix(made, f"the bias of {node.op_type} {node.name!r} cannot take factors")
     context.fold(node, weight, plus, read[layout], summed=data, inputs=read, layout=layout, axis=axis)
     return made.reshape([-1 if place == axis else 1 for place in range(rank)])
 
@@ -414,28 +396,13 @@ def _read_channels(data: str, axis: int, channels: int, context: Context) -> Ids
     return np.broadcast_to(ids.reshape(-1), (channels,))
 
 
-def _fold_bias(node: onnx.NodeProto, made: Ids, context: Context) -> None:
-    """Fold the factors of the output into the bias of `node`, or fix them to 1."""
-    bias = node.input[2]
-    values = context.index.array(bias)
-    if values is not None and not np.any(values):
-        return
-    if values is None or not context.is_weight(bias) or values.shape[-1:] != made.shape:
-        context.ties.fix(made, f"the bias of {node.op_type} {node.name!r} cannot take factors")
-        return
-    context.fold(node, bias, align(made, values.ndim))
-
-
-def _conv_ids(read: Ids, made: Ids, dims: tuple[int, ...], group: int, turned: bool) -> tuple[Ids, Ids]:
+def _weight_ids(read: Ids, made: Ids, dims: tuple[int, ...], group: int, first_in: bool) -> tuple[Ids, Ids]:
     """Return the channels of input and output of a weight, broadcastable to it."""
-    spatial = (1,) * (len(dims) - 2)
-    if turned:  # [channels in, channels out / group, ...]
-        minus = read.reshape(-1, 1, *spatial)
-        plus = np.repeat(made.reshape(group, -1), dims[0] // group, axis=0)
-        return minus, plus.reshape(dims[0], dims[1], *spatial)
-    plus = made.reshape(-1, 1, *spatial)
-    minus = np.repeat(read.reshape(group, -1), dims[0] // group, axis=0)
-    return minus.reshape(dims[0], dims[1], *spatial), plus
+    first, second = (read, made) if first_in else (made, read)
+    spatial, times = (1,) * (len(dims) - 2), dims[0] // group if group > 1 else 1
+    rows, columns = first.reshape(-1, 1), np.repeat(second.reshape(group, -1), times, axis=0)
+    ids = [one.reshape(*one.shape, *spatial) for one in (rows, columns)]
+    return (ids[0], ids[1]) if first_in else (ids[1], ids[0])
 
 
 def _matmul(node: onnx.NodeProto, context: Context) -> Ids | None:

@@ -325,10 +325,8 @@ def _square(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> I
     still = context.still(output)
     if not ids.any():
         return still
-    if node.op_type == "Pow":
-        power = context.index.array(node.input[1])
-        if power is None or power.size != 1 or float(power.reshape(-1)[0]) != 2.0:
-            return None
+    if node.op_type == "Pow" and context.index.number(node.input[1]) != 2.0:
+        return None
     readers = context.index.readers.get(output, ())
     axes = {_summed(reader, ids, context) for reader in readers}
     if len(axes) != 1 or None in axes or output in context.index.outputs:
@@ -341,11 +339,7 @@ def _summed(node: onnx.NodeProto, ids: Ids, context: _Turning) -> Any:
     """Return the axis of channels that a mean or sum is taken over; None if it takes none of a vector."""
     if node.op_type not in ("ReduceMean", "ReduceSum"):
         return None
-    axes = next((list(one.ints) for one in node.attribute if one.name == "axes"), None)
-    if input_name(node, 1):
-        given = context.index.array(node.input[1])
-        axes = None if given is None else given.reshape(-1).tolist()
-    over = {int(axis) % ids.ndim for axis in axes or ()} & {*_wide(ids)}
+    over = {axis % ids.ndim for axis in context.index.axes(node)} & {*_wide(ids)}
     return over.pop() if len(over) == 1 else None
 
 
@@ -362,7 +356,7 @@ def _reduce(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> I
 
 def _normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> Ids | None:
     """Read a norm over the last axis: no rotation changes lengths, and those that keep ones no mean."""
-    return _norm(node, node.input[0], context.of(node.input[0]), node.input[1:3], attrs, context)
+    return _norm(node, context.of(node.input[0]), node.input[1:3], attrs, context)
 
 
 def _skip_normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> Ids | None:
@@ -374,18 +368,13 @@ def _skip_normalize(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turni
         return None
     for name in node.output[3:4]:
         context.ids[name] = ids
-    return _norm(node, node.input[0], ids, node.input[2 : 3 + is_mean], attrs, context)
+    return _norm(node, ids, node.input[2 : 3 + is_mean], attrs, context)
 
 
 def _norm(
-    node: onnx.NodeProto,
-    tensor: str,
-    ids: Ids,
-    constants: Sequence[str],
-    attrs: dict[str, Any],
-    context: _Turning,
+    node: onnx.NodeProto, ids: Ids, constants: Sequence[str], attrs: dict[str, Any], context: _Turning
 ) -> Ids | None:
-    last = context.rank(tensor) - 1
+    last = context.rank(node.input[0]) - 1
     if not ids.any():
         return context.still(node.output[0])
     if attrs.get("axis", -1) not in (-1, last) or ids.shape[last] == 1:
@@ -457,11 +446,6 @@ def _expand(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> I
     return align(made, context.rank(node.output[0]))
 
 
-def _pool(node: onnx.NodeProto, attrs: dict[str, Any], context: _Turning) -> Ids | None:
-    ids = context.of(node.input[0])
-    return ids if {*_wide(ids)} <= {1} else None
-
-
 _RULES: dict[str, Callable[..., Ids | None]] = {
     **{
         name: RULES[name]
@@ -471,7 +455,10 @@ _RULES: dict[str, Callable[..., Ids | None]] = {
     "Tile": RULES["Resize"],
     **dict.fromkeys(("Add", "Sub", "Sum"), _add),
     **dict.fromkeys(("Div", "Mul"), _mul),
-    **dict.fromkeys(("AveragePool", "GlobalAveragePool"), _pool),
+    **dict.fromkeys(
+        ("AveragePool", "GlobalAveragePool"),
+        lambda node, attrs, context: ids if {*_wide(ids := context.of(node.input[0]))} <= {1} else None,
+    ),
     **dict.fromkeys(("ReduceMean", "ReduceSum"), _reduce),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _normalize),
     **dict.fromkeys(

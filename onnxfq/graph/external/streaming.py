@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx
 
+from onnxfq.graph.external.messages import take_fields
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.external.tensor import attach, is_external, strip_values, tensor_content
 from onnxfq.graph.external.weightless import with_initializers
@@ -73,12 +74,8 @@ def hash_model(proto: onnx.ModelProto) -> str:
 
 def _fields_where(message: Any, wanted: Callable[[int], bool]) -> bytes:
     """Return the fields of `message` whose number is `wanted`."""
-    part = type(message)()
-    part.CopyFrom(message)
-    for field, _ in message.ListFields():
-        if not wanted(field.number):
-            part.ClearField(field.name)
-    return bytes(part.SerializeToString(deterministic=True))
+    names = (field.name for field, _ in message.ListFields() if wanted(field.number))
+    return bytes(take_fields(type(message)(), message, *names).SerializeToString(deterministic=True))
 
 
 def _size(tensor: onnx.TensorProto) -> int:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.external.messages import take_fields
 
 SCRATCH = "onnxfq-scratch:"
 """Prefix of the location of an open scratch file; its number follows."""
@@ -168,11 +169,7 @@ def embed(tensor: TensorProto) -> TensorProto:
 
 def strip_values(tensor: TensorProto) -> TensorProto:
     """Return a copy of `tensor` without values: name, type, shape and annotations."""
-    bare = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    if tensor.HasField("doc_string"):
-        bare.doc_string = tensor.doc_string
-    bare.metadata_props.extend(tensor.metadata_props)
-    return bare
+    return take_fields(TensorProto(), tensor, "name", "data_type", "dims", "doc_string", "metadata_props")
 
 
 def tensor_array(tensor: TensorProto) -> NDArray[Any]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import helper
 
+from onnxfq.graph.external.messages import take_fields
 from onnxfq.graph.external.scratch_file import Scratch
 from onnxfq.graph.external.sizes import is_small, large_tensors
 from onnxfq.graph.external.tensor import attach, embed, is_external, strip_values, tensor_content
@@ -26,8 +26,8 @@ def with_initializers(proto: onnx.ModelProto, tensors: Iterable[onnx.TensorProto
     """Return a copy of `proto` with `tensors` as its initializers; the old ones are not copied."""
     made = onnx.ModelProto()
     made.graph.SetInParent()
-    _copy_fields(proto, made, "graph")
-    _copy_fields(proto.graph, made.graph, "initializer")
+    for new, old, left in ((made, proto, "graph"), (made.graph, proto.graph, "initializer")):
+        take_fields(new, old, *(field.name for field, _ in old.ListFields() if field.name != left))
     made.graph.initializer.extend(tensors)
     return made
 
@@ -96,16 +96,3 @@ def change_without_weights(
     changed.graph.input.extend(inputs)
     changed.graph.initializer.extend(large)
     return changed
-
-
-def _copy_fields(source: Any, target: Any, but: str) -> None:
-    """Copy all fields of a message except the one called `but`, which may be too large to copy."""
-    for field, value in source.ListFields():
-        if field.name == but:
-            continue
-        if hasattr(value, "extend"):
-            getattr(target, field.name).extend(value)
-        elif hasattr(value, "CopyFrom"):
-            getattr(target, field.name).CopyFrom(value)
-        else:
-            setattr(target, field.name, value)

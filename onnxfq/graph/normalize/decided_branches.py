@@ -20,7 +20,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.node_sites import SiteIndex
-from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.normalize.shapes import forget_shapes, with_shapes
 from onnxfq.graph.normalize.steps import name_tensors, rename_defined
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.graph.prune import keep_constants
@@ -86,10 +86,7 @@ def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
         if tensor.name not in small
     )
     keep_constants(bare.graph, small)
-    for graph in list_graphs(bare.graph):
-        graph.ClearField("value_info")
-        for value in graph.output:
-            value.ClearField("type")
+    forget_shapes(bare)
     return bare
 
 

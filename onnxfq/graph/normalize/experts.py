@@ -29,6 +29,7 @@ from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.graph.ops import BLOCK_BITS
 from onnxfq.graph.prune import keep_constants
+from onnxfq.graph.walk import rename_tensors
 
 PART = "/split_experts/"
 """In the names of what `split_experts` makes, behind the name of the MoE."""
@@ -148,8 +149,7 @@ class _Experts:
         for node in nodes:
             node.name = f"{stem}{node.output[0]}"
             tensors |= {name: self.index.names.claim(f"{stem}{name}") for name in node.output}
-            for ends in (node.input, node.output):
-                ends[:] = [tensors[name] for name in ends]
+        rename_tensors(nodes, tensors)
         return nodes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 
 import numpy as np
@@ -41,18 +41,18 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     stay in a file, and quantized ones, are left unchanged.
     """
     index = GraphIndex(proto.graph)
-    makers, constants = index.makers, {n: t for n, t in index.constants.items() if not is_external(t)}
+    constants = {n: t for n, t in index.constants.items() if not is_external(t)}
     outputs = GraphIndex.of_model(proto).outputs
-    wanted = [name for name in _find_foldable(proto, constants, makers) if name not in outputs]
+    wanted = [name for name in _find_foldable(index, proto, constants) if name not in outputs]
     counts = _count_elements(proto) if wanted else {}
     folded = 0
     for name in wanted:
-        value = _evaluate_tensor(name, proto, constants, makers, counts)
+        value = _evaluate_tensor(name, index, proto, constants, counts)
         if value is None:
             continue
         constants[name] = numpy_helper.from_array(value, name)
         proto.graph.initializer.append(constants[name])
-        node = makers[name]
+        node = index.makers[name]
         node.output[list(node.output).index(name)] = ""
         folded += 1
     if not folded:
@@ -72,7 +72,7 @@ def find_constant_tensors(proto: onnx.ModelProto, constants: Iterable[str]) -> s
 
 
 def _find_foldable(
-    proto: onnx.ModelProto, constants: dict[str, TensorProto], makers: dict[str, onnx.NodeProto]
+    index: GraphIndex, proto: onnx.ModelProto, constants: Mapping[str, TensorProto]
 ) -> list[str]:
     """Return the tensors to evaluate, in the order of the graph."""
     found: dict[str, None] = {}
@@ -86,26 +86,23 @@ def _find_foldable(
         if read and node.output[0] in fixed:
             found[node.output[0]] = None
             continue
-        found |= {name: None for name in read if name in fixed and not _is_plain(name, constants, makers)}
+        # A constant, or a transposed one, is quantized as it is stored.
+        computed = (
+            name for name in read if name in fixed and index.origin(name, TRANSPOSES) not in constants
+        )
+        found |= dict.fromkeys(computed)
     return list(found)
-
-
-def _is_plain(name: str, constants: dict[str, TensorProto], makers: dict[str, onnx.NodeProto]) -> bool:
-    """Tell whether `name` is a constant or a transposed constant, which is quantized as stored."""
-    while name not in constants and name in makers and makers[name].op_type in TRANSPOSES:
-        name = makers[name].input[0]
-    return name in constants
 
 
 def _evaluate_tensor(
     name: str,
+    index: GraphIndex,
     proto: onnx.ModelProto,
-    constants: dict[str, TensorProto],
-    makers: dict[str, onnx.NodeProto],
-    counts: dict[str, int],
+    constants: Mapping[str, TensorProto],
+    counts: Mapping[str, int],
 ) -> NDArray[np.generic] | None:
     """Return the value of `name`; None if ONNX's reference cannot compute it, or only in too much memory."""
-    needed, nodes = [name], dict[int, onnx.NodeProto]()
+    needed, nodes, makers = [name], dict[int, onnx.NodeProto](), index.makers
     values: dict[str, NDArray[np.generic] | None] = {}
     while needed:
         one = needed.pop()

@@ -6,7 +6,6 @@ No repair changes the results of a model; all edit a ModelProto in place.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 import onnx
@@ -15,7 +14,8 @@ from onnx import shape_inference
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.weightless import strip_weights
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import bodies, list_graphs, list_nodes, replace_nodes
+from onnxfq.graph.model import list_graphs, list_nodes, replace_nodes
+from onnxfq.graph.walk import nodes_inside
 
 
 def repair(proto: onnx.ModelProto, source: str) -> None:
@@ -27,7 +27,7 @@ def repair(proto: onnx.ModelProto, source: str) -> None:
     domains = {node.domain for node in list_nodes(proto.graph)} - {one.domain for one in proto.opset_import}
     if "com.microsoft" in domains:  # NNCF's MatMulNBits comes without the import, and runs
         proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-    for graph in list_graphs(proto.graph):
+    for graph in reversed(list_graphs(proto.graph)):  # sorting copies nodes, so bodies come first
         graph.name = graph.name or "graph"
         _sort_nodes(graph)
     _name_splits(proto)
@@ -65,10 +65,8 @@ def _name_splits(proto: onnx.ModelProto) -> None:
 def _sort_nodes(graph: onnx.GraphProto) -> None:
     """Sort nodes topologically, keeping the order of the file where possible; leave a cycle unchanged."""
     maker = {name: number for number, node in enumerate(graph.node) for name in node.output if name}
-    reads = [
-        {maker[name] for name in _reads(node) if name in maker} - {number}
-        for number, node in enumerate(graph.node)
-    ]
+    read = [{name for one in (node, *nodes_inside(node)) for name in one.input} for node in graph.node]
+    reads = [{maker[name] for name in names & maker.keys()} - {at} for at, names in enumerate(read)]
     if all(first < number for number, read in enumerate(reads) for first in read):
         return
     sorter, ready, order = TopologicalSorter(dict(enumerate(reads))), list[int](), list[int]()
@@ -82,12 +80,6 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
         order.append(heapq.heappop(ready))
         sorter.done(order[-1])
     replace_nodes(graph, [graph.node[number] for number in order])
-
-
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names that `node` and the bodies in it read."""
-    yield from node.input
-    yield from (name for body in bodies(node) for inner in list_nodes(body) for name in inner.input)
 
 
 def _complete_outputs(proto: onnx.ModelProto, source: str) -> None:

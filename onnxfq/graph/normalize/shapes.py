@@ -9,6 +9,7 @@ from onnx import shape_inference
 from onnx.helper import make_tensor_type_proto
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.external.messages import take_fields
 from onnxfq.graph.external.weightless import strip_weights
 from onnxfq.graph.model import list_graphs
 from onnxfq.support.records import join_lines
@@ -37,9 +38,7 @@ def add_shapes(proto: onnx.ModelProto) -> None:
                 "the model is not a valid ONNX model: its shapes contradict each other "
                 f"({join_lines(fault)[:180]}); export it again"
             ) from None
-    for field in ("node", "output", "value_info"):
-        proto.graph.ClearField(field)
-        getattr(proto.graph, field).extend(getattr(inferred, field))
+    take_fields(proto.graph, inferred, "node", "output", "value_info")
 
 
 def correct_shapes(proto: onnx.ModelProto) -> str:
@@ -54,10 +53,7 @@ def correct_shapes(proto: onnx.ModelProto) -> str:
         return ""
     except (RuntimeError, shape_inference.InferenceError):  # it says no more than the first fault
         pass
-    for graph in list_graphs(bare.graph):
-        graph.ClearField("value_info")
-        for value in graph.output:
-            value.ClearField("type")
+    forget_shapes(bare)
     wrong: list[str] = []
     inferred = shape_inference.infer_shapes(bare)
     for graph, known in zip(list_graphs(proto.graph), list_graphs(inferred.graph), strict=True):
@@ -73,6 +69,14 @@ def correct_shapes(proto: onnx.ModelProto) -> str:
             wrong.append(value.name)
             graph.value_info.remove(value)
     return f"{len(wrong)} tensor(s) have another shape than the model says, as {wrong[0]!r}" if wrong else ""
+
+
+def forget_shapes(proto: onnx.ModelProto) -> None:
+    """Remove all types and shapes of inner tensors and of outputs, in bodies too, in place."""
+    for graph in list_graphs(proto.graph):
+        graph.ClearField("value_info")
+        for value in graph.output:
+            value.ClearField("type")
 
 
 def _differ(given: onnx.TypeProto, found: onnx.TypeProto) -> bool:

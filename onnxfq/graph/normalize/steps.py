@@ -81,7 +81,8 @@ def separate_depthwise_weights(proto: onnx.ModelProto) -> str:
         tensor = index.constants.get(name)
         if len(readers) < 2 or tensor is None or len(tensor.dims) < 3 or tensor.dims[1] != 1:
             continue
-        found = [node for node in readers if _is_grouped(node) and node.input[1] == name]
+        convolutions = [n for n in readers if n.op_type == "Conv" and n.domain in STANDARD_DOMAINS]
+        found = [n for n in convolutions if attributes_of(n).get("group", 1) > 1 and n.input[1] == name]
         others = len(found) < len(readers) or name in index.outputs
         for node in found if others else found[1:]:
             graph.initializer.add().CopyFrom(tensor)
@@ -93,11 +94,6 @@ def separate_depthwise_weights(proto: onnx.ModelProto) -> str:
         f"{len(copied)} weight(s) that several depthwise convolutions read, first {next(iter(copied))!r}, "
         f"copied {sum(copied.values())} time(s), because each reader may scale its channels"
     )
-
-
-def _is_grouped(node: onnx.NodeProto) -> bool:
-    is_convolution = node.op_type == "Conv" and node.domain in STANDARD_DOMAINS
-    return is_convolution and attributes_of(node).get("group", 1) > 1
 
 
 def name_negative_dims(proto: onnx.ModelProto) -> str:
@@ -160,48 +156,28 @@ def constants_to_initializers(proto: onnx.ModelProto) -> str:
     moved, hoisted = 0, 0
     graphs = list_graphs(proto.graph)
     for depth, graph in reversed(list(enumerate(graphs))):  # bodies first: a node is copied with its bodies
-        main = depth == 0
-        outputs = {value.name for value in graph.output}
-        kept, made = [], 0
-        if not main:
-            hoisted += _hoist_initializers(graph, proto.graph, outputs)
-        for node in graph.node:
+        inputs, outputs = ({value.name for value in values} for values in (graph.input, graph.output))
+        stored = [tensor for tensor in graph.initializer if depth and tensor.name not in inputs]
+        own = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in stored]
+        if depth:
+            del graph.initializer[:]
+        kept = []
+        for number, node in enumerate([*own, *graph.node]):
             tensor = constant_value(node)
-            if tensor is None or (not main and not _leaves_body(tensor, node.output[0], outputs)):
+            if tensor is None or (depth and (tensor.data_type not in _FLOATS or node.output[0] in outputs)):
                 kept.append(node)
                 continue
             tensor.name = node.output[0]
             proto.graph.initializer.append(tensor)
-            made += 1
-        if made:
+            hoisted += number < len(own)
+            moved += number >= len(own)
+        if own or len(kept) < len(graph.node):
             replace_nodes(graph, kept)
-        moved += made
     if not moved + hoisted:
         return ""
     proto.ir_version = max(proto.ir_version, 4)
     notes = [f"{moved} Constant node(s) made initializers"] if moved else []
     return ", ".join([*notes, *([f"{hoisted} initializer(s) taken out of bodies"] if hoisted else [])])
-
-
-def _leaves_body(tensor: onnx.TensorProto, name: str, outputs: set[str]) -> bool:
-    return tensor.data_type in _FLOATS and name not in outputs
-
-
-def _hoist_initializers(body: onnx.GraphProto, main: onnx.GraphProto, outputs: set[str]) -> int:
-    """Move float initializers from `body` to `main` and make others Constant nodes; return how many moved."""
-    inputs = {value.name for value in body.input}
-    taken = [t for t in body.initializer if t.name not in inputs]
-    nodes = [
-        onnx.helper.make_node("Constant", [], [t.name], value=t)
-        for t in taken
-        if not _leaves_body(t, t.name, outputs)
-    ]
-    out = [t for t in taken if _leaves_body(t, t.name, outputs)]
-    main.initializer.extend(out)
-    del body.initializer[:]
-    if nodes:
-        replace_nodes(body, [*nodes, *body.node])
-    return len(out)
 
 
 def fold_moves(proto: onnx.ModelProto) -> str:

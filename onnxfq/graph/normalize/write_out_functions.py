@@ -24,6 +24,7 @@ from onnxfq.graph.normalize.opset import lowest_ir
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.graph.normalize.steps import constants_to_initializers, name_nodes
 from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.queries import find_schema
 from onnxfq.support.attempts import attempt
 
 WRITTEN_OUT = frozenset({"Attention", "CausalConvWithState", "LinearAttention", "SwiGLU", "Swish"})
@@ -112,20 +113,14 @@ def lower_opset(proto: onnx.ModelProto) -> str:
     """Lower, in place, an opset above WIDEST_OPSET if no operator is newer than that; return a note."""
     have = default_opset(proto)
     nodes = [node for node in list_nodes(proto.graph) if node.domain in STANDARD_DOMAINS]
-    if have <= WIDEST_OPSET or any(_since(node, have) > WIDEST_OPSET for node in nodes):
+    schemas = [find_schema(node, have) for node in nodes]
+    if have <= WIDEST_OPSET or any(one is None or one.since_version > WIDEST_OPSET for one in schemas):
         return ""
     for entry in proto.opset_import:
         if entry.domain in STANDARD_DOMAINS:
             entry.version = WIDEST_OPSET
     proto.ir_version = min(proto.ir_version, lowest_ir(WIDEST_OPSET))
     return f"opset lowered from {have} to {WIDEST_OPSET}: no operator is newer, and runtimes take it"
-
-
-def _since(node: onnx.NodeProto, opset: int) -> int:
-    try:
-        return int(onnx.defs.get_schema(node.op_type, opset, "").since_version)
-    except onnx.defs.SchemaError:
-        return opset
 
 
 def _define(node: onnx.NodeProto, index: GraphIndex, opset: int) -> onnx.FunctionProto | None:

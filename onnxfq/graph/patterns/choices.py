@@ -25,6 +25,7 @@ from onnxfq.graph.ops import (
     WEIGHTED_INPUTS,
 )
 from onnxfq.graph.segments import list_reads
+from onnxfq.graph.walk import nodes_inside
 from onnxfq.numerics.float_types import FLOAT_CODES
 
 SELECTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})
@@ -97,12 +98,12 @@ class ChoiceFinder:
         self.left: dict[str, str] = {}
         self._ahead: set[str] = set()
         for node in reversed(graph.node):
-            if any(map(multiplies, (node, *_inside(node)))) or not self._ahead.isdisjoint(node.output):
+            if any(map(multiplies, (node, *nodes_inside(node)))) or not self._ahead.isdisjoint(node.output):
                 self._ahead |= list_reads(node)
 
     def find(self, node: onnx.NodeProto, noisy: Collection[str]) -> dict[str, ChoiceType]:
         """Return the choices of `node`, which reads `noisy`, with their types; {} if they are final."""
-        inner = _inside(node)
+        inner = nodes_inside(node)
         if any(_choose_before(node, body) for body in bodies(node)):
             self.left[node.name] = "it chooses in its body"
         if self._ahead.isdisjoint(node.output) and not any(map(multiplies, inner)):
@@ -175,10 +176,6 @@ class ChoiceFinder:
             elif maker is not None and maker.op_type in KEEPS_WHOLE:
                 waiting += [name for name in maker.input if name not in seen]
                 seen.update(maker.input)
-
-
-def _inside(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    return [one for body in bodies(node) for one in list_nodes(body)]
 
 
 def _choose_before(node: onnx.NodeProto, body: onnx.GraphProto) -> bool:

@@ -22,7 +22,7 @@ from onnx import TensorProto
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.weightless import strip_weights
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import bodies, list_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.graph.ops import QUANTIZED_OPS, SIZES, STANDARD_DOMAINS
 from onnxfq.graph.patterns.choices import CHOOSING, FLOATS, ChoiceFinder, ChoiceType, multiplies
@@ -30,6 +30,7 @@ from onnxfq.graph.patterns.fed_back import find_states
 from onnxfq.graph.patterns.makers import name_tensor
 from onnxfq.graph.patterns.parts import OutputPart, PartFinder
 from onnxfq.graph.segments import list_reads
+from onnxfq.graph.walk import nodes_inside
 
 SATURATING = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "LogSoftmax", "Hardmax", "Tanh"})
 """Operators whose outputs hide noise in their input, because they are nearly constant."""
@@ -196,7 +197,7 @@ class _Judge:
             return
         read = list_reads(node) - self._constants.keys()
         noisy = (read & self._noisy) - self._choices.keys()
-        inner = [one for body in bodies(node) for one in list_nodes(body)]
+        inner = nodes_inside(node)
         if not noisy and not any(map(multiplies, (node, *inner))):
             return
         self._noisy.update(filter(None, node.output))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import onnx
 
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.node_fields import attributes_of, input_name
+from onnxfq.graph.node_fields import attributes_of
 
 _REDUCING = frozenset(
     {"ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
@@ -56,9 +56,7 @@ def _list_sums(node: onnx.NodeProto, index: GraphIndex) -> Iterator[tuple[str, i
     rank = len(_read_dims(index, first))
     fields = attributes_of(node)
     if node.op_type in _REDUCING:
-        axes = index.array(input_name(node, 1))
-        given = fields.get("axes", ()) if axes is None else axes.tolist()
-        yield from ((first, axis) for axis in given or range(rank))
+        yield from ((first, axis) for axis in index.axes(node) or range(rank))
     elif node.op_type in ("Softmax", "LogSoftmax"):
         yield first, fields.get("axis", -1)
     elif node.op_type in _POOLED:

@@ -1,57 +1,47 @@
-"""Inserting Q/DQ: golden graphs, opset forms, names, outputs, and what is refused."""
+"""Inserting Q/DQ, FakeQuantize and observers: golden graphs, opset forms, names, switch, refusals."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from builders import (
-    BUILDERS,
-    Staged,
-    build,
-    constants,
-    conv_relu,
-    feed_for,
-    graph_text,
-    inner_output,
-    shared_weight,
-    stage,
-    tied_embedding,
-    two_branch,
-    weights,
-    with_weights,
-)
-from keyword_numerics import quantize
+from builders import BUILDERS, Staged, build, constants, conv_relu, graph_text, stage, weights, with_weights
+from keyword_numerics import fake_quantize, quantize
 
-from onnxfq.documents.encodings import Encodings
+from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.passes.insert_fake_quantize import with_fake_quantize
+from onnxfq.graph.model import Model, default_opset
+from onnxfq.graph.signature import with_outputs
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, with_fake_quantize
 from onnxfq.passes.insert_qdq import with_qdq
-from onnxfq.passes.observe.insert_observers import with_observers
+from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, observe_output, with_observers
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_qdq
 
+Insert = Callable[..., Model]
 
-def inserted(staged: Staged) -> onnx.ModelProto:
-    """Insert Q/DQ and see that the model is valid."""
-    written = with_qdq(staged.model, staged.plan, staged.encodings)
+
+def inserted(staged: Staged, insert: Insert = with_qdq, *switches: str) -> onnx.ModelProto:
+    """Insert Q/DQ or FakeQuantize and see that the model is valid."""
+    written = insert(staged.model, staged.plan, staged.encodings, *switches)
     assert written is not staged.model
     onnx.checker.check_model(written.proto, full_check=True)
     return written.proto
 
 
 GOLDEN = {
-    conv_relu: [
+    ("conv_relu", with_qdq): [
         "[x/q] x/q = QuantizeLinear (x, x/scale, x/zero_point)",
         "[x/dq] x/dq = DequantizeLinear (x/q, x/scale, x/zero_point)",
         "[w/dq] w/dq = DequantizeLinear <axis=0> (w/q, w/scale, w/zero_point)",
         "[conv] c = Conv <pads=[1, 1, 1, 1]> (x/dq, w/dq, b)",
         "[relu] y = Relu (c)",
     ],
-    shared_weight: [
+    ("shared_weight", with_qdq): [
         "[x/q] x/q = QuantizeLinear (x, x/scale, x/zero_point)",
         "[x/dq] x/dq = DequantizeLinear (x/q, x/scale, x/zero_point)",
         "[w/dq] w/dq = DequantizeLinear <axis=1> (w/q, w/scale, w/zero_point)",
@@ -61,7 +51,7 @@ GOLDEN = {
         "[r/dq] r/dq = DequantizeLinear (r/q, r/scale, r/zero_point)",
         "[second] y = MatMul (r/dq, w/dq)",
     ],
-    tied_embedding: [
+    ("tied_embedding", with_qdq): [
         "[look] e = Gather <axis=0> (table, ids)",
         "[relu] h = Relu (e)",
         "[h/q] h/q = QuantizeLinear (h, h/scale, h/zero_point)",
@@ -70,23 +60,67 @@ GOLDEN = {
         "[turn] t = Transpose <perm=[1, 0]> (table/dq)",
         "[mm] y = MatMul (h/dq, t)",
     ],
+    ("conv_relu", with_fake_quantize): [
+        "[x/fq] x/fq = FakeQuantize <qtype=b'int8'> (x, x/scale, x/zero_point)",
+        "[conv] c = Conv <pads=[1, 1, 1, 1]> (x/fq, w/fq, b)",
+        "[relu] y = Relu (c)",
+    ],
+    ("shared_weight", with_fake_quantize, "one"): [
+        "[x/fq] x/fq = FakeQuantize <qtype=b'int8'> (x, x/scale, x/zero_point, onnxfq/enabled)",
+        "[w/fq] w/fq = FakeQuantize <qtype=b'int8' axis=1> (w, w/scale, w/zero_point, onnxfq/enabled)",
+        "[first] h = MatMul (x/fq, w/fq)",
+        "[relu] r = Relu (h)",
+        "[r/fq] r/fq = FakeQuantize <qtype=b'int8'> (r, r/scale, r/zero_point, onnxfq/enabled)",
+        "[second] y = MatMul (r/fq, w/fq)",
+    ],
 }
 
 
-@pytest.mark.parametrize("make", GOLDEN, ids=lambda make: make.__name__)
-def test_golden_graphs(make) -> None:
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case[0]}-{case[1].__name__}")
+def test_golden_graphs(case: tuple[Any, ...]) -> None:
     """The nodes, their names, their order and their wiring are exactly these."""
-    assert graph_text(inserted(stage(make()))) == GOLDEN[make]
+    name, *how = case
+    assert graph_text(inserted(stage(BUILDERS[name]()), *how)) == GOLDEN[case]
+
+
+def test_golden_observers() -> None:
+    """Each activation is observed; what only the model's own outputs needed is gone."""
+    staged = stage(BUILDERS["shared_weight"]())
+    observed = with_observers(staged.model, staged.plan).proto
+    onnx.checker.check_model(observed, full_check=True)
+    seen = {tensor: [observe_output(tensor, name) for name in OBSERVE_OUTPUTS] for tensor in "xr"}
+    assert graph_text(observed) == [
+        f"[x/observe] {', '.join(seen['x'])} = Observe (x)",
+        "[first] h = MatMul (x, w)",
+        "[relu] r = Relu (h)",
+        f"[r/observe] {', '.join(seen['r'])} = Observe (r)",
+    ]
+    assert [v.name for v in observed.graph.output] == [*seen["x"], *seen["r"]]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_statistics_are_those_of_the_tensor(name: str) -> None:
+    """The statistics of the observed model equal NumPy's statistics of the tensor of the float model."""
+    staged = stage(BUILDERS[name]())
+    tensors = [p.tensor for p in staged.plan.activations]
+    # No optimisation on either side would change which kernels run; both sessions are as onnxfq makes them.
+    values = Session(with_outputs(staged.model.proto, tensors), 1).run(staged.feed, tensors)
+    for tensor, array in zip(tensors, values, strict=True):
+        want, got = TensorStatistics.from_array(array), staged.statistics[tensor]
+        for part in ("rmin", "rmax", "elements", "zeros", "bins", "counts"):
+            np.testing.assert_array_equal(getattr(got, part), getattr(want, part), part)
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_model_stays_valid(name: str, recipe: str) -> None:
-    """Names stay unique, inputs and outputs keep name and type, nodes stay in topological order."""
-    staged = stage(BUILDERS[name](), recipe)
+    """Names stay unique, inputs and outputs keep name and type, and two runs give equal bytes."""
+    staged, again = (stage(BUILDERS[name](), recipe) for _ in range(2))
     before = staged.model.proto.SerializeToString(deterministic=True)
     proto = inserted(staged)
     assert staged.model.proto.SerializeToString(deterministic=True) == before
+    written = [one.SerializeToString(deterministic=True) for one in (proto, inserted(again))]
+    assert written[0] == written[1]
     assert list(proto.graph.input) == list(staged.model.proto.graph.input)
     assert list(proto.graph.output) == list(staged.model.proto.graph.output)
     nodes = [node.name for node in proto.graph.node]
@@ -96,38 +130,42 @@ def test_every_model_stays_valid(name: str, recipe: str) -> None:
     Session(proto, 1).run(staged.feed)
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_twice_gives_the_same_bytes(name: str) -> None:
-    """Two runs give equal models, byte for byte."""
-    one, two = (inserted(stage(BUILDERS[name]())).SerializeToString(deterministic=True) for _ in range(2))
-    assert one == two
-
-
 def test_weights_are_stored_as_integers() -> None:
     """A weight is quantized now, by the arithmetic of `numerics`; its float form is gone, the bias stays."""
     staged = stage(conv_relu())
-    stored = constants(inserted(staged))
-    encoding = staged.encodings["w"]
+    stored, encoding = constants(inserted(staged)), staged.encodings["w"]
     want = quantize(weights(4, 3, 3, 3), encoding.scale, encoding.zero_point, qtype="int8", axis=0)
     np.testing.assert_array_equal(stored["w/q"], want)
     assert stored["w/q"].dtype == np.int8
     assert "w" not in stored and "b" in stored
 
 
+def test_simulated_weights_are_rounded() -> None:
+    """Weights are constants that are rounded already, unless there is a switch, which is true as a rule."""
+    staged = stage(conv_relu())
+    proto = inserted(staged, with_fake_quantize)
+    want = fake_quantize(weights(4, 3, 3, 3), staged.encodings["w"].scale, qtype="int8", axis=0)
+    np.testing.assert_array_equal(constants(proto)["w/fq"], want)
+    assert "w" not in constants(proto)
+    assert {o.domain: o.version for o in proto.opset_import} == {"": 17, "onnxfq": 1}
+    proto = inserted(staged, with_fake_quantize, "one")
+    assert [value.name for value in proto.graph.input] == ["x", ENABLED_INPUT]
+    assert constants(proto)[ENABLED_INPUT].item() is True
+
+
 @pytest.mark.parametrize("opset", [13, 17, 20, 21, 23])
 def test_form_of_the_type(opset: int) -> None:
     """Up to opset 20 an int8 zero point tells the type, from 21 on output_dtype; never both or neither."""
     proto = inserted(stage(conv_relu(opset)))
-    assert next(o.version for o in proto.opset_import if o.domain == "") == opset
+    assert default_opset(proto) == opset
     for node in proto.graph.node:
         typed = any(a.name == "output_dtype" and a.i == onnx.TensorProto.INT8 for a in node.attribute)
         if node.op_type == "QuantizeLinear":
             assert (len(node.input) == 3, typed) == ((True, False) if opset <= 20 else (False, True))
         if node.op_type == "DequantizeLinear":
             assert len(node.input) == (3 if opset <= 20 else 2) and not typed
-    for name, value in constants(proto).items():
-        if name.endswith("/zero_point"):
-            assert value.dtype == np.int8 and not value.any()
+    zeros = [value for name, value in constants(proto).items() if name.endswith("/zero_point")]
+    assert all(value.dtype == np.int8 and not value.any() for value in zeros)
 
 
 @pytest.mark.parametrize("opset", [17, 21])
@@ -154,18 +192,17 @@ def test_new_formats_raise_the_opset(case: str) -> None:
     """4 and 16 bits and blocks need opset 21; every node still has a unique name."""
     text = """g (float[N,4] x) => (float[N,1] y) {
         [mm] h = MatMul (x, w) [mean] y = ReduceMean <axes = [1]> (h) }"""
-    proto = inserted(
-        stage(build(text, {"w": weights(4, 3)}, opset=13), with_weights("onnxruntime-int8", **BLOCKED[case]))
-    )
-    assert next(o.version for o in proto.opset_import if o.domain == "") == 21
-    assert proto.ir_version == 10
+    recipe = with_weights("onnxruntime-int8", **BLOCKED[case])
+    staged = stage(build(text, {"w": weights(4, 3)}, opset=13), recipe)
+    proto = inserted(staged)
+    assert default_opset(proto) == 21 and proto.ir_version == 10
     assert [node.name for node in proto.graph.node] == ["x/q", "x/dq", "w/dq", "mm", "mean"]
-    Session(proto, 1).run(feed_for(proto))
+    Session(proto, 1).run(staged.feed)
 
 
 def test_outputs_keep_their_float_values() -> None:
     """A tensor that is read quantized and is an output too is not rounded at the output."""
-    staged = stage(inner_output())
+    staged = stage(BUILDERS["inner_output"]())
     proto = inserted(staged)
     h = Session(proto, 1, exact=True).run(staged.feed)[0]
     np.testing.assert_array_equal(h, np.maximum(staged.feed["x"], 0))
@@ -194,7 +231,7 @@ def test_names_that_are_taken() -> None:
 @pytest.mark.parametrize("insert", [with_qdq, with_fake_quantize])
 def test_second_application_is_refused(insert) -> None:
     """A pass does not quantize what it has quantized: the plan's uses read something else by then."""
-    staged = stage(two_branch())
+    staged = stage(BUILDERS["two_branch"]())
     quantized = insert(staged.model, staged.plan, staged.encodings)
     with pytest.raises(PlanError, match=r"the plan says input \d of node 'conv1' is 'h', it reads 'h/.*'"):
         insert(quantized, staged.plan, staged.encodings)
@@ -244,9 +281,22 @@ def test_plan_and_encodings_of_another_model() -> None:
         with_qdq(other, plan, staged.encodings)
 
 
-def test_missing_encodings_are_named() -> None:
-    """A placement without an encoding is refused by name."""
-    staged = stage(conv_relu())
-    few = Encodings(model_sha256=staged.encodings.model_sha256, encodings=staged.encodings.encodings[:1])
-    with pytest.raises(PlanError, match=re.escape("no encoding for tensor 'w'")):
-        with_qdq(staged.model, staged.plan, few)
+def test_switch_of_the_smallest_ir_version() -> None:
+    """IR version 3 wants initializers among the inputs: the model gets version 4, and its switch works."""
+    text = "g (float[N,4] x) => (float[N,N] y) { t = Transpose (x) y = MatMul (x, t) }"
+    proto = build(text, opset=13, ir=3)
+    staged = stage(proto)
+    made = inserted(staged, with_fake_quantize, "one")
+    assert proto.ir_version == 3 and made.ir_version == 4
+    assert [value.name for value in made.graph.input] == ["x", ENABLED_INPUT]
+    (off,) = Session(made, 1, exact=True).run(staged.feed | {ENABLED_INPUT: np.asarray(False)})
+    (want,) = Session(staged.model.proto, 1, exact=True).run(staged.feed)
+    np.testing.assert_array_equal(off, want)
+
+
+def test_taken_name_of_the_switch() -> None:
+    """A tensor that is called like the switch makes the switch another name, not a wrong model."""
+    text = 'g (float[N,4] x) => (float[N,4] y) { "NAME" = Relu (x) y = MatMul ("NAME", w) }'
+    proto = build(text.replace("NAME", ENABLED_INPUT), {"w": weights(4, 4)})
+    made = inserted(stage(proto), with_fake_quantize, "one")
+    assert [value.name for value in made.graph.input] == ["x", f"{ENABLED_INPUT}_2"]
