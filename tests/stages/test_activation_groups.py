@@ -24,7 +24,7 @@ from observed_models import by_groups, feeds_of, file_bytes, narrow_channels
 
 from onnxfq.calibration.calibrators import Calibrator, observing_names
 from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, Observed, Statistics, TensorStatistics
-from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, GroupSum
+from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import PlanError, RecipeError, StatisticsError
@@ -160,7 +160,7 @@ def test_memory_of_groups_is_bounded() -> None:
     observed = Observed("t", Granularity(1), (64,))
     usual = GROUPED_HISTOGRAM.memory(observed)
     assert usual < 64 * 8 * BIN_COUNT / 10
-    made = GroupSum(observed)
+    made = GROUPED_HISTOGRAM.empty(observed)
     rng = np.random.default_rng(0)
     for number in range(100):
         ones = [TensorStatistics.from_array(x) for x in rng.standard_normal((64, 500)).astype(np.float32)]
@@ -515,7 +515,7 @@ def test_reports_know_the_noise_of_all_groups() -> None:
 @st.composite
 def statistics_of_groups(draw: st.DrawFn, groups: int = 3) -> GroupStatistics:
     """Statistics of some feeds of three channels, added up."""
-    made = GroupSum(Observed("t", Granularity(1), (groups,), stop=False))
+    made = GROUPED_HISTOGRAM.empty(Observed("t", Granularity(1), (groups,), stop=False))
     for number in range(draw(st.integers(0, 3))):
         values = st.floats(width=32) | st.sampled_from([0.0, 1.0, -2.5])
         rows = draw(st.lists(st.lists(values, min_size=groups, max_size=groups), max_size=5))
@@ -547,7 +547,7 @@ def test_merging_is_associative_and_commutative(
 
 def test_counts_beyond_32_bits() -> None:
     """If a count may need more, all of them get 64 bits and none is lost."""
-    made = GroupSum(Observed("t", Granularity(0), (2,)))
+    made = GROUPED_HISTOGRAM.empty(Observed("t", Granularity(0), (2,)))
     count = (1 << 31) + 7
     for feed in range(3):
         made.add(

@@ -115,14 +115,6 @@ def _enclose(ranges: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.stack(ends, axis=-1).astype(np.float32)
 
 
-class GroupSum(OctaveSum):
-    """Accumulator for the channels or blocks of one tensor."""
-
-    def result(self) -> GroupStatistics:
-        """Return the statistics of all added feeds."""
-        return _read(self.observed, [self.ranges, self.totals, *self.counted()], self.feed_ranges())
-
-
 def _read(observed: Observed, results: Results, feed_ranges: NDArray[np.float32]) -> GroupStatistics:
     ranges, totals, keys, counts = results
     return GroupStatistics(
@@ -198,7 +190,7 @@ GROUPED_HISTOGRAM: Kind[GroupStatistics] = Kind(
     noun="statistics of the groups of ",
     outputs=HISTOGRAM.outputs,
     suits=lambda observed: observed.shape is not None,
-    empty=GroupSum,
+    empty=lambda observed: OctaveSum(observed, _read),
     read=_read,
     merge=GroupStatistics.merge,
     fingerprint=GroupStatistics.fingerprint,
