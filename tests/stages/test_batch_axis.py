@@ -218,14 +218,7 @@ def test_a_graph_in_arrays_of_unequal_size(tmp_path: Path, capfd: pytest.Capture
     onnx.save(proto, tmp_path / "m.onnx")
     x = RNG.normal(size=(7, 8)).astype(np.float32)
     np.savez(tmp_path / "d.npz", x=x, a=RNG.integers(0, 7, 20), b=RNG.integers(0, 7, 20))
-    line = [
-        "observe",
-        str(tmp_path / "m.onnx"),
-        "--data",
-        str(tmp_path / "d.npz"),
-        "-o",
-        str(tmp_path / "s.npz"),
-    ]
+    line = f"observe {tmp_path}/m.onnx --data {tmp_path}/d.npz -o {tmp_path}/s.npz".split()
     assert main(line) == 1 and "--batch 0" in capfd.readouterr().err
     assert main([*line, "--batch", "0"]) == 0
 

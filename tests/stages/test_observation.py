@@ -154,19 +154,6 @@ def test_only_the_same_data_is_gone_on_with(observed) -> None:
     assert collect_statistics(model, plan, feeds_of(5), start=part).feeds == 5
 
 
-def test_skipping_counts_what_it_skips() -> None:
-    """Range and histogram cover the finite values alone."""
-    model, plan = load(conv_relu()), planned(conv_relu())
-    x = np.random.default_rng(0).standard_normal((1, 3, 6, 6)).astype(np.float32)
-    bad = x.copy()
-    bad.flat[:3] = [np.nan, np.inf, -np.inf]
-    found = collect_statistics(model, plan, [{"x": bad}], ObserveOptions(nonfinite="skip"))["x"]
-    expected = TensorStatistics.from_array(bad)
-    assert (found.nans, found.infinities, found.finite) == (1, 2, x.size - 3)
-    assert (found.rmin, found.rmax) == (expected.rmin, expected.rmax)
-    np.testing.assert_array_equal(found.bins, expected.bins)
-
-
 def test_ranges_of_feeds_are_kept_in_order_when_asked_for() -> None:
     """They are what torch's moving average is made of."""
     model, plan = load(conv_relu()), planned(conv_relu())
