@@ -169,7 +169,7 @@ _NO_CODE = {
 
 ROOM_LINES: dict[str, int] = {
     "": 217,  # choices of rotations; no room fell
-    "calibration": 2409,  # corrections and feedback that hold on unseen rows; no room fell
+    "calibration": 2401,  # corrections and feedback that hold on unseen rows; no room fell
     "checkpoints": 1347,  # bits and groups that no layer has are refused; no room fell
     "cli": 1925,  # options of other commands are named; no room fell
     "data": 1752,  # texts have a type that NumPy takes; no room fell

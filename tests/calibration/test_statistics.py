@@ -124,12 +124,6 @@ def test_cut_edges_stay_inside_the_range(x):
         assert ((low <= value) & (value <= high)).any()
 
 
-def test_one_value_has_no_width():
-    """A constant tensor's only bin is cut to that value."""
-    low, high = TensorStatistics.from_array(np.full(9, 0.3, np.float32)).edges()
-    assert low == high == np.float32(0.3)
-
-
 def model_statistics(**tensors):
     """Statistics of a model from arrays by name."""
     gathered = {n: TensorStatistics.from_array(np.asarray(x, np.float32)) for n, x in tensors.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from apart import run_apart
 from builders import build, conv_relu, feed_for, planned, two_branch
 from observed_models import feeds_of, file_bytes, narrow_channels
 
@@ -284,11 +284,7 @@ def test_a_killed_worker_of_a_cluster_loses_nothing(tmp_path) -> None:
     pytest.importorskip("ray", reason="extra ray is not installed")
     onnx.save(narrow_channels(), tmp_path / "m.onnx")
     files = [str(tmp_path / name) for name in ("m.onnx", "ray.npz", "one.npz")]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, *files], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split()[-1] == "1", "no worker was killed"
+    assert run_apart("-c", KILLED, *files).split()[-1] == "1", "no worker was killed"
     assert Path(files[1]).read_bytes() == Path(files[2]).read_bytes()
 
 

@@ -18,7 +18,17 @@ from onnxfq.calibration.statistics.bins import (
     bin_edges,
     merge_counts,
 )
-from onnxfq.calibration.statistics.kind import COUNTS, TEXTS, Columns, Form, Kind, Observed, Results, Value
+from onnxfq.calibration.statistics.kind import (
+    COUNTS,
+    TEXTS,
+    Columns,
+    Form,
+    Kind,
+    Observed,
+    Results,
+    Value,
+    take_columns,
+)
 from onnxfq.calibration.statistics.ranges import refuse_nonfinite, widen_ranges
 from onnxfq.calibration.statistics.state import read_state
 from onnxfq.errors import StatisticsError
@@ -260,10 +270,7 @@ def _pack(tensors: Mapping[str, TensorStatistics]) -> dict[str, NDArray[Any]]:
 
 
 def _unpack(columns: Columns) -> dict[str, TensorStatistics]:
-    missing = sorted(set(_FORMS) - set(columns))
-    if missing:
-        raise ValueError(f"it lacks {missing[0]!r}")
-    names, ranges, totals, sizes, bins, counts, feed_ranges = (columns[name] for name in _FORMS)
+    names, ranges, totals, sizes, bins, counts, feed_ranges = take_columns(columns, _FORMS)
     if bins.max(initial=0) >= BIN_COUNT:
         raise ValueError("'bins' has a number beyond the last bin")
     if not bins.size == counts.size == sum(map(int, sizes)):
