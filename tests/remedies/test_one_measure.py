@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, plain_quantize, weights
+from builders import build, plain_quantize, weights, with_constants
 from detector_heads import detector, one_tensor
 
 import onnxfq
@@ -226,15 +226,7 @@ def test_a_part_without_signal_decides_nothing() -> None:
             a = MatMul (x, w) b = MatMul (x, v) z = Mul (b, zero) y = Concat <axis = 1> (a, z) }""",
         {"w": weights(16, 16), "v": weights(16, 4), "zero": np.float32(0)},
     )
-    other = onnx.ModelProto()
-    other.CopyFrom(proto)
-    for tensor in other.graph.initializer:
-        if tensor.name != "v":
-            tensor.CopyFrom(
-                onnx.numpy_helper.from_array(
-                    onnx.numpy_helper.to_array(tensor) + np.float32(0.1), tensor.name
-                )
-            )
+    other = with_constants(proto, lambda name, array: array + np.float32(0.0 if name == "v" else 0.1))
     found = onnxfq.evaluate(proto, other, data_of(proto)).candidates[0]
     assert [one.decides for one in found.parts] == [True, False]
     assert found.parts[1].sqnr_db == -math.inf and found.lowest_db == found.parts[0].sqnr_db

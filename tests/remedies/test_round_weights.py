@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, plain_quantize, weights
+from builders import build, plain_quantize, weights, with_constants
 from onnx import numpy_helper
 
 from onnxfq import calibrate, collect_statistics, quantize
@@ -253,13 +253,11 @@ def quantize_simulation(recipe):
 
 def error(rounding) -> float:
     """Return the squared error of the outputs on other data, with the weights of `rounding` alone."""
-    encodings = {one.tensor: one for one in rounding.encodings.encodings}
-    proto = onnx.ModelProto()
-    proto.CopyFrom(rounding.model.proto)
-    for tensor in proto.graph.initializer:
-        if tensor.name in encodings and tensor.name.startswith("w"):
-            values = encodings[tensor.name].fake_quantize(numpy_helper.to_array(tensor))
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    encodings = {one.tensor: one for one in rounding.encodings.encodings if one.tensor.startswith("w")}
+    proto = with_constants(
+        rounding.model.proto,
+        lambda name, array: encodings[name].fake_quantize(array) if name in encodings else array,
+    )
     other = np.random.default_rng(9).normal(size=(40, 4, 9, 9))
     x = (other + other.mean(axis=(2, 3), keepdims=True) * 4 + other.cumsum(axis=3) / 2).astype(np.float32)
     return float(((run(proto, x) - run(network(), x)) ** 2).sum())

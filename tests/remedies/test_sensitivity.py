@@ -296,9 +296,7 @@ def test_protected_by_default(data) -> None:
     assert "MatMul m9" in summary
     sound = onnxfq.quantize(chain(), data)
     assert not sound.trial("protected").is_kept and not any(s.kind == "node" for s in sound.plan.skipped)
-    assert output_db(sound) >= output_db(  # 16 samples make few gains sure
-        plain_quantize(chain(), data)
-    )
+    assert output_db(sound) >= output_db(plain_quantize(chain(), data))  # 16 samples make few gains sure
 
 
 @pytest.mark.parametrize("accuracy", [onnxfq.AccuracyTarget(), onnxfq.AccuracyTarget(min_sqnr=15)])

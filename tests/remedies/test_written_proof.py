@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, plain_quantize, weights
+from builders import build, plain_quantize, weights, with_constants
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -351,10 +351,8 @@ def test_other_commands_prove_what_they_write(
     np.savez("d.npz", **ROWS)
     recipe = RECIPES["liar-int8"]
     onnx.save(plain_quantize(chain(), ROWS, recipe=recipe).qdq, "q.onnx")
-    damaged = onnx.load("q.onnx")
-    for tensor in damaged.graph.initializer:
-        if tensor.name == "r/scale":
-            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * 6, "r/scale"))
+    sound = onnx.load("q.onnx")
+    damaged = with_constants(sound, lambda name, array: array * 6 if name == "r/scale" else array)
     onnx.save(damaged, "damaged.onnx")
     convert = "convert q.onnx --data d.npz --target liar -o c.onnx".split()
     diagnose = "diagnose damaged.onnx --float m.onnx --data d.npz -o r.onnx".split()

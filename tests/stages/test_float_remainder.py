@@ -9,7 +9,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import BUILDERS, build, build_used, feed_for, if_body, linear, scalars, weights, whole_recipe
+from builders import (
+    BUILDERS,
+    build,
+    build_used,
+    feed_for,
+    if_body,
+    linear,
+    scalars,
+    weights,
+    whole_recipe,
+    with_constants,
+)
 from builders import plain_quantize as quantize
 from hypothesis import given
 from hypothesis import strategies as st
@@ -471,10 +482,7 @@ def test_unknown_types_stay_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_files_of_two_types_at_one_operator_are_refused(tmp_path: Path) -> None:
     """The file is tried in the types it is written in: what ONNX Runtime refuses is an error, not a file."""
     proto = linear(4, 4)
-    mixed = onnx.ModelProto()
-    mixed.CopyFrom(proto)
-    tensor = mixed.graph.initializer[0]
-    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    mixed = with_constants(proto, lambda name, array: array.astype(np.float16))
     with pytest.raises(ModelError, match="cannot load the model"):
         write_model(mixed, tmp_path / "q.onnx", [feed_for(proto)])
     assert not list(tmp_path.iterdir())
