@@ -1,4 +1,4 @@
-"""Python in a process of its own."""
+"""Run Python in a separate process."""
 
 from __future__ import annotations
 

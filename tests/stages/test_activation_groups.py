@@ -155,7 +155,7 @@ def test_a_tensor_of_more_groups_than_fit_is_told(observed, caplog) -> None:
 
 
 def results_of(ones: list[TensorStatistics]) -> list[NDArray[Any]]:
-    """What an observer gives for channels of these statistics."""
+    """Return the results of an observer for channels of these statistics."""
     return [
         np.asarray([(one.rmin, one.rmax) for one in ones], np.float32),
         np.asarray([(o.elements, o.nans, o.infinities, o.zeros) for o in ones], np.int64),
