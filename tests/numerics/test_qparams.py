@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loops import loop_over
 
@@ -63,9 +63,17 @@ def test_rules_for_every_range(qtype, symmetric, limits):
 
 @SCHEMES
 @settings(max_examples=25)
+@example(limits=(-0.0, 0.0))
+@example(limits=(-SUBNORMAL, SUBNORMAL))
+@example(limits=(0.0, MIN_SCALE))
+@example(limits=(-LARGEST, LARGEST))
 @given(limits=RANGES)
 def test_no_finer_than_needed(qtype, symmetric, limits):
-    """The steps that the range, 0 included, needs are all used: the scale is not too large."""
+    """The steps that the range, 0 included, needs are all used: the scale is not too large.
+
+    A range too narrow for a normal scale gets the stated one. The width of all of float32 overflows float32,
+    and the scale does not.
+    """
     scale, _ = choose_qparams(*limits, qtype, symmetric)
     low, high = min(limits[0], 0.0), max(limits[1], 0.0)
     wanted = (high - low) / (qtype.qmax - qtype.qmin)
@@ -75,31 +83,6 @@ def test_no_finer_than_needed(qtype, symmetric, limits):
         assert float(scale) == pytest.approx(wanted, rel=2.0**-24)  # rounding to float32
     else:
         assert float(scale) == (MIN_SCALE if wanted else 1.0)
-
-
-@SCHEMES
-@loop_over(
-    ("limits", "expected"),
-    [
-        ((0.0, 0.0), 1.0),
-        ((-0.0, 0.0), 1.0),
-        ((-SUBNORMAL, SUBNORMAL), MIN_SCALE),
-        ((0.0, MIN_SCALE), MIN_SCALE),
-    ],
-)
-def test_ranges_of_no_width(qtype, symmetric, limits, expected):
-    """A range too narrow for a normal scale gets the stated one, and 0 still is 0."""
-    scale, zero_point = choose_qparams(*limits, qtype, symmetric)
-    assert scale == np.float32(expected)
-    assert zero_point == max(qtype.qmin, 0) or not symmetric
-
-
-@SCHEMES
-def test_the_widest_range(qtype, symmetric):
-    """All of float32: the width overflows float32, the scale does not."""
-    scale, _ = choose_qparams(-LARGEST, LARGEST, qtype, symmetric)
-    width = LARGEST / min(qtype.qmax, -qtype.qmin) if symmetric else 2 * LARGEST / (qtype.qmax - qtype.qmin)
-    assert float(scale) == pytest.approx(width, rel=2.0**-24)  # rounding to float32
 
 
 @SCHEMES
