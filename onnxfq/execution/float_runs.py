@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfq.calibration.statistics.input_kinds import ObservedInput
-from onnxfq.calibration.statistics.kind import Accumulator, InputKey, Key, Kind, Results, Value
+from onnxfq.calibration.statistics.kind import InputKey, Kind, Results, Value
 from onnxfq.data import DataDigest, Feed, copy_feeds, digest_feed
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.execution.gathering import Sum, Tally, gather
 from onnxfq.graph.model import Model
 from onnxfq.graph.segments import count_alive
 from onnxfq.graph.signature import with_outputs
@@ -73,37 +72,15 @@ class FloatRuns:
             count = np.asarray(digest.samples)
             yield {key: read([arrays[key[0]], count], number) for key, read in readers.items()}, digest
 
-    def gather(
-        self,
-        feeds: Iterable[Feed],
-        totals: list[dict[Key, Accumulator[Any]]],
-        tally: Tally | None = None,
-        room: int | None = None,
-    ) -> dict[Key, Any]:
-        """Return the totals over `feeds` of kinds that read inputs of layers; see `gather`."""
-
-        def reader(tensor: str) -> Callable[[Results], Results]:
-            place = self._names.index(tensor)
-            return lambda arrays: [arrays[place], arrays[-1]]
-
-        groups = [{key: Sum(total, reader(key[0][0])) for key, total in group.items()} for group in totals]
-        runs = (
-            ([*arrays.values(), np.asarray(digest.samples)], digest) for arrays, digest in self.over(feeds)
-        )
-        return gather(runs, groups, tally or Tally(), room)
-
     def observe(
-        self,
-        kind: Kind[Value],
-        inputs: Iterable[ObservedInput],
-        feeds: Iterable[Feed],
-        tally: Tally | None = None,
+        self, kind: Kind[Value], inputs: Iterable[ObservedInput], feeds: Iterable[Feed]
     ) -> dict[InputKey, Value]:
         """Return the statistics of `kind` of inputs of layers over `feeds`."""
-        totals: dict[Key, Accumulator[Any]] = {
-            ((one.tensor, one.view), kind.name): kind.empty(one) for one in inputs
-        }
-        return {key: value for (key, _), value in self.gather(feeds, [totals], tally).items()}
+        totals = {(one.tensor, one.view): kind.empty(one) for one in inputs}
+        for number, (arrays, digest) in enumerate(self.over(feeds)):
+            for key, total in totals.items():
+                total.add([arrays[key[0]], np.asarray(digest.samples)], number)
+        return {key: total.result() for key, total in totals.items()}
 
     def close(self) -> None:
         """End the sessions; another run opens new ones."""

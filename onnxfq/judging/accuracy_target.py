@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from onnxfq.choices import REPAIR_AUTO, REPAIR_DB, THOROUGH, RepairWord
+from onnxfq.choices import REPAIR_AUTO, THOROUGH, RepairWord
 from onnxfq.data import Data, DrawnInputs, Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.promise import Promised
@@ -111,16 +111,6 @@ class AccuracyTarget:
     def fallbacks(self) -> tuple[str, ...]:
         """The formats of `fallback`, each once."""
         return tuple(dict.fromkeys(name.strip() for name in str(self.fallback).split(",")))
-
-    def least_db(self, is_observed: bool) -> float | None:
-        """Return the SQNR in dB below which outputs are repaired; None for no repair.
-
-        Args:
-            is_observed: whether activations are quantized.
-        """
-        if isinstance(self.repair, str):
-            return REPAIR_DB if is_observed else None
-        return self.repair
 
     def __post_init__(self) -> None:
         """Refuse options that do not go together."""

@@ -74,16 +74,6 @@ def keeps_sqnr(before: Sequence[float], after: Sequence[float]) -> bool:
     return all(new >= old - HARMLESS_DB for old, new in zip(before, after, strict=True))
 
 
-def ask_for_nothing(recipe: Recipe) -> bool:
-    """Return False: no recipe asks for the remedy."""
-    return False
-
-
-def take_no_time(candidate: Candidate, judge: Judge) -> float:
-    """Return 0 runs."""
-    return 0.0
-
-
 class Bounded(float):
     """Runs of a proposal that gains `most_db` at most."""
 
@@ -204,10 +194,10 @@ class Remedy:
     name: str
     explain_unneeded: Callable[[Candidate, Judge], str]
     propose: Callable[[Candidate, Judge], Proposal | Refusal]
-    is_asked: Callable[[Recipe], bool] = ask_for_nothing
+    is_asked: Callable[[Recipe], bool] = lambda recipe: False
     is_free: bool = False
     is_cure: bool = False
-    estimate: Callable[[Candidate, Judge], float] = take_no_time
+    estimate: Callable[[Candidate, Judge], float] = lambda candidate, judge: 0.0
 
     def has_budget(self, candidate: Candidate, judge: Judge) -> bool:
         """Tell whether the budget may cut it: not what a recipe asks for, nor a cure of low outputs."""
@@ -282,7 +272,9 @@ class Judge:
         accuracy: AccuracyTarget,
     ) -> Judge:
         """Return the judge of a call of `quantize`, with its budget."""
-        least = accuracy.least_db(bool(start.plan.activations))
+        least = accuracy.repair
+        if isinstance(least, str):
+            least = REPAIR_DB if start.plan.activations else None
         wide = _choose_wide_format(start, accuracy, options.capability)
         promise = accuracy if accuracy.is_target else None
         folds = Folds.of(start, sources, options)

@@ -51,14 +51,6 @@ class Costs:
     sizes: dict[str, int]
     elements: int = 0
 
-    def op_types(self, group: LayerGroup) -> tuple[str, ...]:
-        """Return the operators that read the group, each once."""
-        return _look_up(group, self.types)
-
-    def modules_of(self, group: LayerGroup) -> tuple[str, ...]:
-        """Return the paths of the torch modules that read the group, each once."""
-        return _look_up(group, self.modules)
-
     def multiplies(self, group: LayerGroup) -> float | None:
         """Return the share of the multiply-adds; None with products in a body, whose shapes are unknown."""
         total = sum(self.products.values())
@@ -81,7 +73,8 @@ class Costs:
         return sum(self.sizes.get(tensor, 0) for tensor in group.tensors) / total if total else 0.0
 
 
-def _look_up(group: LayerGroup, texts: Mapping[str, str]) -> tuple[str, ...]:
+def look_up(group: LayerGroup, texts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the texts of the nodes that read the group, such as their operators, each once."""
     return tuple(dict.fromkeys(texts[node] for node in group.nodes if node in texts))
 
 

@@ -64,7 +64,8 @@ def quantize(
     qtype = as_qtype(qtype)
     x = float_array(x).astype(np.float32, copy=False)
     scale, zero_point = check_params(scale, zero_point, qtype, rounding, arithmetic)
-    v = scale_to_steps(x, expand_params(scale, x.shape, granularity), arithmetic)
+    with np.errstate(all="ignore"):  # an overflow to infinity saturates later, NaN is passed on
+        v = ARITHMETICS[arithmetic](x, expand_params(scale, x.shape, granularity))
     if qtype.is_float:
         codes: NDArray[Any] = round_to_float_grid(v, qtype, rounding).astype(qtype.dtype)
         return codes
@@ -170,13 +171,6 @@ def _fit_zero_point(zero_point: Float32Array, shape: Sequence[int], granularity:
         return _expand_zero_point(zero_point, shape, granularity)
     Layout.match(granularity if zero_point.ndim else PER_TENSOR, shape, zero_point.shape)
     return np.zeros((), np.float32)
-
-
-def scale_to_steps(x: Float32Array, scale: Float32Array, arithmetic: str = "divide") -> Float32Array:
-    """Return x in steps of `scale` without rounding; `arithmetic` is a name in `ARITHMETICS`."""
-    with np.errstate(all="ignore"):  # an overflow to infinity saturates later, NaN is passed on
-        steps: Float32Array = ARITHMETICS[arithmetic](x, scale)
-    return steps
 
 
 def as_qtype(qtype: QType | str) -> QType:

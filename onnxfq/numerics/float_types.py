@@ -117,10 +117,8 @@ BLOCK_FORMATS = {
 
 def block_format_name(qtype: QType, scale_type: str) -> str:
     """Return the name in `BLOCK_FORMATS` of the format with these numbers and scales; empty for none."""
-    for name, one in BLOCK_FORMATS.items():
-        if (one.qtype, one.scale_type) == (qtype.name, scale_type):
-            return name
-    return ""
+    names = {(one.qtype, one.scale_type): name for name, one in BLOCK_FORMATS.items()}
+    return names.get((qtype.name, scale_type), "")
 
 
 def find_storage_qtype(qtype: QType) -> QType | None:

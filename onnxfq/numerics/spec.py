@@ -9,20 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 
 from onnxfq.errors import OnnxfqError, SpecError
+from onnxfq.numerics.affine import as_qtype
 from onnxfq.numerics.block_scales import ScaleType, element_grid
 from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry
-from onnxfq.numerics.qtypes import QType, qtype_by_name
+from onnxfq.numerics.qtypes import QType
 from onnxfq.support.records import Record
 
-
-def _as_qtype(value: object) -> QType:
-    return value if isinstance(value, QType) else qtype_by_name(str(value))
-
-
 _GRANULARITY = tuple(field.name for field in fields(Granularity))
-QTypeField = Annotated[QType, pydantic.PlainValidator(_as_qtype), pydantic.PlainSerializer(str)]
+QTypeField = Annotated[QType, pydantic.PlainValidator(as_qtype), pydantic.PlainSerializer(str)]
 
 
 class NumberFormat(Record):

@@ -77,8 +77,17 @@ def equalize_named(
         raise DataError(f"recipe {recipe.name} smooths activations and needs data for it; give data")
     named = recipe.channel_methods.only(names)
     with weights_stored_in(session.scratch):
-        equalized = _Search(session, recipe, options, feeds).equalize(named, feeds)
+        equalized = _equalize(session, recipe, named, feeds, options.threads)
         return _with_factors(session, equalized, feeds), Equalization(groups=equalized.groups)
+
+
+def _equalize(
+    session: QuantizeSession, recipe: Recipe, methods: ChannelMethods, feeds: Sequence[Feed], threads: int
+) -> Equalized:
+    """Return factors by `feeds`; without any, by the ranges of weights."""
+    ranked, plan = session.ranked, plan_encodings(session.ranked, recipe).plan
+    ranked = with_run_ranks(ranked, feeds[0], everywhere=True) if feeds else ranked
+    return equalize(session.model, plan, methods, feeds, threads, ranked)
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
@@ -148,7 +157,7 @@ def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Propos
     methods = recipe.channel_methods
     feeds = select_apart(candidate, judge, _count_samples(candidate, judge, methods))
     with weights_stored_in(session.scratch):
-        search = _Search(session, recipe, judge.options, feeds, judge)
+        search = _Search(session, recipe, feeds, judge)
         equalized, trials = search.confirm(methods.only(methods.confirmed), judge.choose([candidate])[0])
         before = () if candidate.equalization is None else candidate.equalization.groups
         evidence = Equalization(groups=(*before, *equalized.groups), trials=tuple(trials))
@@ -186,20 +195,8 @@ class _Search:
 
     session: QuantizeSession
     recipe: Recipe
-    options: QuantizeOptions
     feeds: Sequence[Feed]
-    judge: Judge | None = None
-
-    def equalize(self, methods: ChannelMethods, feeds: Sequence[Feed]) -> Equalized:
-        """Return factors by `feeds`; without any, by the ranges of weights."""
-        session = self.session
-        ranked = with_run_ranks(session.ranked, feeds[0], everywhere=True) if feeds else session.ranked
-        plan = plan_encodings(session.ranked, self.recipe).plan
-        equalized = equalize(session.model, plan, methods, feeds, self.options.threads, ranked)
-        if self.judge is not None and equalized.groups:
-            runs = _factor_runs(session.model, equalized.channels, self.judge, len(feeds))
-            self.judge.budget.spend(runs)
-        return equalized
+    judge: Judge
 
     def confirm(self, methods: ChannelMethods, known_db: float) -> tuple[Equalized, list[FactorTrial]]:
         """Return the factors of `methods` without the groups that are found harmful, and the trials.
@@ -207,11 +204,13 @@ class _Search:
         `known_db` is the SQNR without them, with the ranges of all samples. If the factors do not gain, it is
         measured again with the ranges of RANGED samples, as theirs is.
         """
-        assert self.judge is not None
-        equalized = self.equalize(methods, self.feeds)
+        session, judge = self.session, self.judge
+        equalized = _equalize(session, self.recipe, methods, self.feeds, judge.options.threads)
+        if equalized.groups:
+            judge.budget.spend(_factor_runs(session.model, equalized.channels, judge, len(self.feeds)))
         asked = [group for group in equalized.groups if not group.why]
-        is_judged = bool(asked and self.session.judged.deciding)
-        is_free = is_judged and not is_asked(self.judge.start.recipe)
+        is_judged = bool(asked and session.judged.deciding)
+        is_free = is_judged and not is_asked(judge.start.recipe)
         why = UNLIKELY if is_free and equalized.expected_db < LEAST_GAIN_DB else USELESS
         plain = equalized.without({group.tensor: why for group in asked})
         if not is_judged or why == UNLIKELY:
@@ -244,7 +243,6 @@ class _Search:
 
     def _explain_refusal(self) -> str:
         """Return why no further set of factors is compared; a recipe that asks for them has no budget."""
-        assert self.judge is not None
         if is_asked(self.judge.start.recipe):
             return ""
         rest = self.judge.work.observe() + self.judge.work.calibrate  # the final estimate, with all samples
@@ -252,12 +250,11 @@ class _Search:
 
     def _measure(self, equalized: Equalized, trials: list[FactorTrial]) -> float:
         """Return the SQNR in dB of the quantized model whose ranges RANGED of the given samples tell."""
-        assert self.judge is not None
         feeds = self.feeds[:RANGED]
         self.judge.budget.spend(self.judge.work.observe(len(feeds)) + self.judge.work.calibrate)
         session = _with_factors(self.session, equalized, feeds)
         planned = plan_encodings(session.ranked, self.recipe)
-        statistics = collect_statistics(session.ranked, planned.unknown, feeds, self.options.observing)
+        statistics = collect_statistics(session.ranked, planned.unknown, feeds, self.judge.options.observing)
         gathered = GatheredStatistics(statistics, statistics)
         (score_db,) = self.judge.choose([Candidate.of(session, self.recipe, planned, gathered)])
         left = tuple(group.tensor for group in equalized.groups if group.why == HARMFUL)

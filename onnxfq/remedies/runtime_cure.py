@@ -7,7 +7,7 @@ until the runtime agrees with the simulation, then fewer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfq.documents.override import Override
@@ -157,14 +157,8 @@ def _explain_float(judge: Judge, candidate: Candidate, proof: Proof) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _Unit:
-    name: str
-    kind: str
-
-
-def _list_units(candidate: Candidate) -> list[_Unit]:
-    """Return the operators that read or make quantized activations: those without weights first."""
+def _list_units(candidate: Candidate) -> dict[str, str]:
+    """Return the kinds of operators that read or make quantized activations: first those without weights."""
     plan = candidate.plan
     placed = {placement.tensor for placement in plan.placements if placement.role == "activation"}
     users = {use.node for placement in plan.placements for use in placement.uses}
@@ -174,7 +168,7 @@ def _list_units(candidate: Candidate) -> list[_Unit]:
         if node.name in users or not placed.isdisjoint((*node.input, *node.output))
     ]
     found.sort(key=lambda node: node.op_type in WEIGHTED_INPUTS)
-    return [_Unit(node.name, f"{node.op_type} {sorted(attributes_of(node).items())}") for node in found]
+    return {node.name: f"{node.op_type} {sorted(attributes_of(node).items())}" for node in found}
 
 
 @dataclass
@@ -182,38 +176,38 @@ class _FloatSearch:
     """Search for the fewest units that must stay in float.
 
     Attributes:
-        units: the cheapest first.
+        units: their kinds by name, the cheapest first.
         agrees: takes names, and tells whether the runtime agrees with these in float; None if nothing is left
             to quantize.
         trials: how often it was asked.
     """
 
-    units: Sequence[_Unit]
+    units: Mapping[str, str]
     agrees: Callable[[Sequence[str]], bool | None]
     trials: int = 0
 
     def run(self) -> list[str]:
         """Return the names; none if no choice makes the runtime agree."""
-        kept: list[_Unit] = []
+        kept: list[str] = []
         for _ in range(_ROUNDS):
             rest = [unit for unit in self.units if unit not in kept]
             prefix = [*kept, *rest[: self._shortest(kept, rest)]]
             if prefix == kept:
                 return []
-            alike = [unit for unit in self.units if unit.kind == prefix[-1].kind]
+            alike = [unit for unit, kind in self.units.items() if kind == self.units[prefix[-1]]]
             for more in ([prefix[-1]], alike):
                 found = [*kept, *(unit for unit in more if unit not in kept)]
                 if self._ask(found):
-                    return [unit.name for unit in found]
+                    return found
             kept.append(prefix[-1])
         return []
 
-    def _ask(self, units: Sequence[_Unit]) -> bool | None:
+    def _ask(self, units: Sequence[str]) -> bool | None:
         """Return what `agrees` says; None for nothing once the trials are over."""
         self.trials += 1
-        return self.agrees([unit.name for unit in units]) if self.trials <= _TRIALS else None
+        return self.agrees(units) if self.trials <= _TRIALS else None
 
-    def _shortest(self, kept: Sequence[_Unit], rest: Sequence[_Unit]) -> int:
+    def _shortest(self, kept: Sequence[str], rest: Sequence[str]) -> int:
         """Return how many of `rest`, from the first on, must stay in float next to `kept`; 0 if none do.
 
         A float model agrees.

@@ -26,7 +26,7 @@ from onnxfq.judging.candidate import Sources, build_candidate
 from onnxfq.judging.judge import Judge
 from onnxfq.judging.task_metric import TaskMetric
 from onnxfq.layers.channel_statistics import measure_channels
-from onnxfq.layers.layer_costs import measure_costs
+from onnxfq.layers.layer_costs import look_up, measure_costs
 from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.metrics import Metric, check_labels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
@@ -145,8 +145,8 @@ def rank_groups(
         GroupNoise(
             tensors=groups[at].tensors,
             nodes=board.named(groups[at]).nodes,
-            op_types=costs.op_types(board.named(groups[at])),
-            modules=costs.modules_of(board.named(groups[at])),
+            op_types=look_up(board.named(groups[at]), costs.types),
+            modules=look_up(board.named(groups[at]), costs.modules),
             noise=alone[at],
             rest=rest.get(at),
             metric=metrics[at],

@@ -53,8 +53,16 @@ def encode_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> li
 
     Raises PlanError for a bias whose input or weight has no encoding.
     """
+    known = {encoding.tensor: encoding for encoding in encodings}
+    placed = {use: placement.tensor for placement in plan.placements for use in placement.uses}
     made = []
-    for bias, data, weight in _products_of_biases(plan, encodings):
+    for bias in plan.biases:
+        data, weight = (known.get(placed.get(bias.uses[0]._replace(input=slot), "")) for slot in (0, 1))
+        if data is None or weight is None:
+            raise PlanError(
+                f"bias {bias.tensor!r} needs the scales of its products, and an operand of "
+                f"{bias.uses[0].node!r} has none; remove the bias from the plan"
+            )
         scale = np.maximum(data.scale * weight.scale, np.finfo(np.float32).tiny)
         made.append(Encoding.of(bias.tensor, bias.spec, scale, np.zeros(scale.shape, np.int32)))
         _warn_saturated(made[-1], np.asarray(weight_array(model, bias.tensor), np.float32))
@@ -115,22 +123,6 @@ def _channels_of_zeros(model: Model, weight: Encoding) -> NDArray[np.bool_]:
     values, axis = weight_array(model, weight.tensor), weight.spec.granularity.axis
     others = tuple(d for d in range(values.ndim) if axis is None or d != axis % values.ndim)
     return np.asarray(~np.asarray(values, bool).any(axis=others)).reshape(weight.scale.shape)
-
-
-def _products_of_biases(
-    plan: Plan, encodings: Iterable[Encoding]
-) -> Iterator[tuple[Placement, Encoding, Encoding]]:
-    """Yield each bias with the encodings of the input and the weight of its node."""
-    known = {encoding.tensor: encoding for encoding in encodings}
-    placed = {use: placement.tensor for placement in plan.placements for use in placement.uses}
-    for bias in plan.biases:
-        data, weight = (known.get(placed.get(bias.uses[0]._replace(input=slot), "")) for slot in (0, 1))
-        if data is None or weight is None:
-            raise PlanError(
-                f"bias {bias.tensor!r} needs the scales of its products, and an operand of "
-                f"{bias.uses[0].node!r} has none; remove the bias from the plan"
-            )
-        yield bias, data, weight
 
 
 def _warn_saturated(encoding: Encoding, values: NDArray[np.float32]) -> None:

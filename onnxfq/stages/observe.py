@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import Any
 
 from onnxfq.calibration.statistics import Key, Observed, Statistics, kinds_of
-from onnxfq.calibration.statistics.state import state_bytes
+from onnxfq.calibration.statistics.state import empty_state
 from onnxfq.data import DataDigest, Feed, copy_feeds, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Placement, Plan
@@ -253,7 +253,7 @@ def _divide(plan: Plan, observed: list[Observed], device: Device) -> list[Plan]:
     # The model and the feeds need room too.
     room, used = gpus()[0].memory // 4 if device == "cuda" else 0, 0
     for placement, one in zip(plan.activations, observed, strict=True):
-        size = state_bytes(one) if room else 0
+        size = empty_state().nbytes * one.groups if room else 0
         if parts[-1] and used + size > room:
             parts.append([])
             used = 0

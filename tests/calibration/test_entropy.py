@@ -223,38 +223,6 @@ def test_asymmetric_cuts_each_end_by_itself(kind, name):
     assert outside <= 0.25 / 2**spec.qtype.bits + 1e-3
 
 
-def test_mirrored_values_give_the_mirrored_range():
-    """Asymmetric, -x: the ends change places, to the steps in which they are searched."""
-    x, spec = drawn("laplace"), QuantSpec(qtype="int8", symmetric=False)
-    one, two = (entropy(TensorStatistics.from_array(v), spec) for v in (x, -x))
-    # Equal bins begin at 0, so the mirrored values have the same ones; the bin of zero differs.
-    assert (-two[1], -two[0]) == pytest.approx(one, rel=0.1)
-
-
-def test_spread_is_close_to_the_values_own_histogram():
-    """The linear histogram equals the histogram of the values, except for places inside a bin."""
-    stats = TensorStatistics.from_array(drawn("normal"))
-    exact = np.histogram(np.abs(drawn("normal")), LINEAR_BINS, (0, stats.amax))[0]
-    ours = spread(stats, stats.amax, stats.amax)
-    # A cumulative count is off by at most what one bin of either sign holds.
-    assert np.abs(np.cumsum(ours) - np.cumsum(exact)).max() <= 2 * stats.counts.max()
-
-
-def test_zeros_do_not_count():
-    """A spike of zeros, as after ReLU, does not change the range."""
-    x = np.abs(np.random.default_rng(9).normal(size=5000)).astype(np.float32)
-    with_zeros = np.append(x, np.zeros(50_000, np.float32))
-    ranges = [entropy(TensorStatistics.from_array(v), INT8) for v in (x, with_zeros)]
-    assert ranges[0] == pytest.approx(ranges[1], rel=0.02)  # a bin at zero is cut off at the first value
-
-
-@pytest.mark.parametrize("spec", [INT8, QuantSpec(qtype="uint4", symmetric=False)], ids=str)
-def test_far_outliers_are_cut(spec):
-    """One value far away does not make the grid coarse for the rest, signed or one-sided."""
-    x = drawn("outlier") if spec.symmetric else np.abs(drawn("outlier"))
-    assert entropy(TensorStatistics.from_array(x), spec)[1] < 12
-
-
 @pytest.mark.parametrize("name", ["int16", "uint16"])
 def test_wide_types_take_the_full_range(name):
     """The grid of 16 bits is finer than the linear bins: there is nothing to choose."""

@@ -6,13 +6,13 @@ The same on a GPU: `tests/custom_ops/test_cuda.py`.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from apart import run_apart
 from builders import build, conv_relu, feed_for, graph_text, planned, shared_weight, weights
 from observed_models import CASES, by_axis, case, file_bytes, known_channels
 
@@ -24,7 +24,6 @@ from onnxfq.runtime.devices import Gpu
 from onnxfq.stages import observe as observation
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions, StatisticsObserver
-from onnxfq.stages.plan import observation_plan
 
 
 @pytest.mark.grid
@@ -125,16 +124,6 @@ def test_stopped_after_a_feed(tmp_path: Path) -> None:
     assert found.sha256 == expected.sha256 and found.data == expected.data
 
 
-def test_nothing_to_observe() -> None:
-    """Feeds are counted and digested too."""
-    model, _, feeds = case("conv_relu")
-    plan = observation_plan(model).model_copy(update={"placements": ()})
-    with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
-        found = observer.run(feeds)
-    assert found.feeds == 3 and not found.tensors
-    assert found.data == collect_statistics(model, plan, feeds).data
-
-
 @pytest.mark.whole
 def test_a_cluster_without_a_gpu() -> None:
     """Asked for GPUs that the cluster lacks, no task waits without end."""
@@ -151,11 +140,8 @@ try:
 except RuntimeLibraryError as error:
     print(error)
 """
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout == "the Ray cluster at 'local' has no GPU; use device cpu\n"
+    told = run_apart("-c", code, CUDA_VISIBLE_DEVICES="", PYTHONPATH=os.pathsep.join(sys.path))
+    assert told == "the Ray cluster at 'local' has no GPU; use device cpu\n"
 
 
 @pytest.mark.parametrize("name", ["conv_relu", "nothing"])

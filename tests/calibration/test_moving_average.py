@@ -48,12 +48,6 @@ def test_the_default_is_a_hundredth():
     assert Calibrator.parse("moving_average")(stats, SPEC) == average_ranges(stats, SPEC, 0.01)
 
 
-def test_one_feed_is_minmax():
-    """The first feed is taken as it is."""
-    stats = fed(batches(2, count=1))
-    assert average_ranges(stats, SPEC) == (stats.rmin, stats.rmax)
-
-
 def test_a_feed_without_values_is_passed_over():
     """An empty feed has no range: (+inf, -inf) changes nothing."""
     first, second = batches(3, count=2)

@@ -28,22 +28,6 @@ SPECS = [
     for s in ({True} if q.is_float else {q.signed, False})
     for p in ((False, True) if q.bits == 8 else (False,))
 ]
-RNG = np.random.default_rng(7)
-LARGEST = np.float32(np.finfo(np.float32).max)
-DATA = {
-    "normal": RNG.normal(size=3000),
-    "relu": np.maximum(RNG.normal(size=3000), 0),
-    "laplace": RNG.laplace(size=3000) + 0.5,
-    "negative": -np.abs(RNG.normal(size=3000)) - 0.1,
-    "positive, far from 0": RNG.uniform(5, 6, 3000),
-    "outlier": np.append(RNG.normal(size=3000), 500.0),
-    "few values": np.asarray([-1.0, 0.0, 2.0] * 9),
-    "one value": np.full(9, 0.3),
-    "zeros": np.zeros(9),
-    "subnormal": RNG.normal(size=99) * 1e-40,
-    "huge": RNG.uniform(-1, 1, size=999) * LARGEST,
-    "all of float32": np.asarray([-LARGEST, LARGEST, 1e-45, 0.0]),
-}
 
 
 def gathered(x, feeds=3):
@@ -66,16 +50,6 @@ def check(stats, name, spec):
     assert min(stats.rmin, 0.0) - slack <= rmin <= rmax <= max(stats.rmax, 0.0) + slack
     scale, _ = choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, ParamRules(spec.power_of_two))
     assert np.isfinite(scale) and scale > 0
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("data", DATA)
-def test_range_lies_within_the_observed_one_and_gives_a_scale(name, data):
-    """For every format, symmetry and rule for scales; and nothing warns."""
-    stats = gathered(DATA[data])
-    for spec in SPECS:
-        check(stats, name, spec)
 
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -124,6 +98,7 @@ def test_every_calibrator_is_fast(qtype):
         turns = [(seconds_of(lambda: np.sort(x)), seconds_of(partial(method, stats, spec))) for _ in range(3)]
         sort, own = map(min, zip(*turns, strict=True))
         assert own < (20 if name == "best_error" else 6) * sort, name
+        check(stats, name, spec)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +136,6 @@ def test_every_form_is_one_that_is_taken():
         name, colon, rest = form.partition(":")
         assert Calibrator.parse(f"{name}{colon}{words.get(rest, rest)}").name == name
     assert DEFAULT_CALIBRATOR in spellings()
-
-
-def test_minmax_is_what_was_observed():
-    """Min-max is NumPy's min and max, for every scheme that can hold both with all of its numbers."""
-    x = DATA["laplace"].astype(np.float32)
-    for spec in (spec for spec in SPECS if spec.qtype.name != "int2" or not spec.symmetric):
-        assert Calibrator.parse("minmax")(TensorStatistics.from_array(x), spec) == (x.min(), x.max())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxfq.calibration.calibrators.mse import mse
 from onnxfq.calibration.calibrators.sqnr import sqnr
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.qparams import choose_qparams
@@ -63,10 +62,3 @@ def test_it_is_the_least_cost_of_the_candidates(name, spec):
     assert min(abs(a - chosen[0]) + abs(b - chosen[1]) for a, b in cut) < 1e-6 * (high - low)
     # Values are taken as even inside a bin of 1/64, which moves the noise of neighbouring candidates.
     assert cost(x, *chosen, spec) <= 1.02 * min(cost(x, a, b, spec) for a, b in every)
-
-
-def test_saturation_costs_more_than_in_mse():
-    """The range is cut less than where all errors weigh the same."""
-    stats = TensorStatistics.from_array(DATA["laplace"].astype(np.float32))
-    spec = QuantSpec(qtype="int4")
-    assert max(map(abs, sqnr(stats, spec))) > max(map(abs, mse(stats, spec)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx
-from builders import Arrays
+from builders import Arrays, with_constants
 from diagnosed_networks import network
-from onnx import numpy_helper
+from numpy.typing import NDArray
 from planted_faults import (
     Fault,
     Planted,
@@ -87,17 +88,15 @@ class Case:
 
 def _with_large_channel(proto: onnx.ModelProto, layer: str, factor: float) -> onnx.ModelProto:
     """Return the network with one output channel of a layer `factor` times as large."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(proto)
-    for tensor in changed.graph.initializer:
-        if tensor.name == f"{layer}_w":
-            values = numpy_helper.to_array(tensor).copy()
-            if next(n for n in proto.graph.node if n.name == layer).op_type == "MatMul":
-                values[:, 2] *= factor
-            else:
-                values[2] *= factor
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    return changed
+    outputs_last = next(n for n in proto.graph.node if n.name == layer).op_type == "MatMul"
+
+    def change(name: str, array: NDArray[Any]) -> NDArray[Any]:
+        values = array.copy()
+        if name == f"{layer}_w":
+            values[(slice(None), 2) if outputs_last else 2] *= factor
+        return values
+
+    return with_constants(proto, change)
 
 
 def times_255(feed: Arrays) -> Arrays:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from apart import run_apart
 from builders import build, weights
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
@@ -93,14 +93,7 @@ def wide(size: int) -> onnx.ModelProto:
 
 def peak(what: str, path: Path, samples: int, shape: str = f"1,8,{SIDE},{SIDE}") -> int:
     """Largest resident size in bytes of a process that does only that."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, what, str(path), str(samples), shape],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return int(done.stdout.split()[-1])
+    return int(run_apart("-c", SCRIPT, what, path, str(samples), shape).split()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +132,5 @@ def test_a_given_model_is_held_once(tmp_path) -> None:
     above `sizes.IN_MEMORY`, from which weights lie in a file.
     """
     onnx.save(wide(4100), tmp_path / "wide.onnx")
-    command = [sys.executable, "-c", GIVEN, str(tmp_path / "wide.onnx"), str(tmp_path / "q.onnx")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split()[-1]) <= 2 * (tmp_path / "wide.onnx").stat().st_size
+    told = run_apart("-c", GIVEN, tmp_path / "wide.onnx", tmp_path / "q.onnx")
+    assert int(told.split()[-1]) <= 2 * (tmp_path / "wide.onnx").stat().st_size

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -393,3 +394,14 @@ def add_large_product(proto: onnx.ModelProto) -> None:
 def constants(proto: onnx.ModelProto) -> Arrays:
     """Return the initializers by name."""
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+
+
+def with_constants(
+    proto: onnx.ModelProto, change: Callable[[str, NDArray[Any]], NDArray[Any]]
+) -> onnx.ModelProto:
+    """Return a copy whose constants are what `change` makes of their names and arrays."""
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    for tensor in copy.graph.initializer:
+        changed = change(tensor.name, numpy_helper.to_array(tensor))
+        tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
+    return copy

@@ -49,27 +49,6 @@ def test_axis_outside(axis, rank, words):
         assert str(caught.value) == words
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_blocks_have_elements(size):
-    """A block of no elements is refused."""
-    with pytest.raises(SpecError, match=f"block_size must be at least 1, got {size}"):
-        Granularity(0, size)
-
-
-@pytest.mark.parametrize(
-    ("granularity", "text"),
-    [
-        (PER_TENSOR, "per-tensor"),
-        (Granularity(1), "per-axis 1"),
-        (Granularity(0, 32), "blocks of 32 on axis 0"),
-        (Granularity(block_shape=(-1, 4)), "blocks of [-1, 4]"),
-    ],
-)
-def test_text(granularity, text):
-    """Reports spell a granularity as people say it."""
-    assert str(granularity) == text
-
-
 @given(SHAPES, st.data())
 def test_one_parameter_for_each_block(shape, data):
     """N-D blocks: as many parameters as NumPy cuts pieces along every axis; -1 is one piece."""
@@ -79,17 +58,6 @@ def test_one_parameter_for_each_block(shape, data):
     for axis, size in enumerate(sizes):
         cut = np.add.reduceat(cut, range(0, cut.shape[axis], size if size > 0 else cut.shape[axis]), axis)
     assert Layout(Granularity(block_shape=tuple(sizes)), x.shape).scale_shape == cut.shape
-
-
-@pytest.mark.parametrize("sizes", [(), (0,), (2, -2)], ids=str)
-def test_block_shapes_that_are_none(sizes):
-    """A block of no elements, or of no axes, is refused."""
-    with pytest.raises(SpecError) as caught:
-        Granularity(block_shape=sizes)
-    assert str(caught.value) == (
-        f"block_shape must hold a size of at least 1, or -1 for a whole axis, for each dimension, "
-        f"got {list(sizes)}"
-    )
 
 
 def test_block_shape_of_another_rank():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +64,6 @@ def test_a_switch_changes_no_bit_and_leaves_weights_quantized(model: str, kind: 
     if all(placement.role == "weight" for placement in staged.plan.placements):
         assert switched is None
         return
-    assert switched is not None
     part = staged.plan.model_copy(update={"placements": staged.plan.weights, "bridges": ()})
     alone = insert_fake_quantize(staged.model, part, staged.encodings)
     session = Session(switched, 1, exact=True)
@@ -82,16 +80,12 @@ def test_the_share_is_that_of_two_evaluations() -> None:
     result = plain_quantize(layers(), data, recipe=recipe(4, rounding="nearest"), options=options)
     part = result.plan.model_copy(update={"placements": result.plan.weights})
     alone = insert_fake_quantize(result.model, part, result.encodings)
-    scores = evaluate(
-        layers(), {"all": result.simulation, "weights": alone}, data, options=options
-    ).candidates
-    shares = {
-        whole.output: 10 ** ((whole.sqnr_db - of_weights.sqnr_db) / 10)
-        for whole, of_weights in zip(scores[0].outputs, scores[1].outputs, strict=True)
-    }
-    assert result.evaluation.candidates[0].weight_shares == pytest.approx(
-        shares, rel=1e-9
-    )  # dB are logarithms
+    models = {"all": result.simulation, "weights": alone}
+    whole, weights_alone, *_ = evaluate(layers(), models, data, options=options).candidates
+    pairs = zip(whole.outputs, weights_alone.outputs, strict=True)
+    shares = {one.output: 10 ** ((one.sqnr_db - other.sqnr_db) / 10) for one, other in pairs}
+    found = result.evaluation.candidates[0].weight_shares
+    assert found == pytest.approx(shares, rel=1e-9)  # dB are logarithms
 
 
 @pytest.mark.sample
@@ -177,17 +171,14 @@ def test_weights_that_cannot_be_rounded_are_told() -> None:
     assert result.encodings.rounding == ""
 
 
-@pytest.mark.parametrize("kind", ["exact", "fp16"])
-def test_how_it_is_compared_changes_no_weight(kind: str, tmp_path: Path) -> None:
+def test_how_it_is_compared_changes_no_weight() -> None:
     """An exact comparison writes the same model; a float16 part leaves the choice as it is."""
-    options = RunOptions(exact=kind == "exact")
-    floats = FloatOptions("fp16") if kind == "fp16" else FloatOptions()
-    other = quantize(
-        layers(), feeds(), recipe=recipe(4), options=replace(QuantizeOptions.of(options), floats=floats)
+    usual, exact, half = (
+        quantize(layers(), feeds(), recipe=recipe(4), options=options)
+        for options in (None, RunOptions(exact=True), QuantizeOptions(floats=FloatOptions("fp16")))
     )
-    assert other.trial("rounding").is_kept
-    if kind == "exact":
-        assert other.qdq.graph == quantize(layers(), feeds(), recipe=recipe(4)).qdq.graph
+    assert half.trial("rounding").is_kept and exact.trial("rounding").is_kept
+    assert exact.qdq.graph == usual.qdq.graph
 
 
 def test_auto_is_a_word_of_recipes_alone() -> None:

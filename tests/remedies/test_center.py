@@ -109,6 +109,17 @@ def test_low_outputs_lose_their_means() -> None:
     assert any(name.endswith(CENTERED) for node in done["auto"].qdq.graph.node for name in node.output)
 
 
+def count_kernels(folder: Path, made: dict[str, onnx.ModelProto]) -> dict[str, int]:
+    """Return the kernels of the engines of models, in which every layer runs in few bits."""
+    kernels = {}
+    for name, reports in build_all(folder, made).items():
+        report = list(reports.values())[-1]
+        assert report.built, (report.faults, report.errors)
+        assert {row.split()[1] for row in verdicts(read(made[name], EXTRA), report).values()} == {"low"}
+        kernels[name] = sum(layer.is_kernel for layer in parse_layers(report.layers))
+    return kernels
+
+
 @BUILDER
 def test_the_engine_has_no_more_kernels(tmp_path: Path) -> None:
     """TensorRT fuses the new Sub and Add: an RMSNorm, two products, a gate and a product behind it."""
@@ -134,12 +145,7 @@ def test_the_engine_has_no_more_kernels(tmp_path: Path) -> None:
         ).qdq
         for name, one in (("plain", proto), ("centered", centered.proto))
     }
-    kernels = {}
-    for name, reports in build_all(tmp_path, made).items():
-        (report,) = reports.values()
-        assert report.built, (report.faults, report.errors)
-        assert {row.split()[1] for row in verdicts(read(made[name], EXTRA), report).values()} == {"low"}
-        kernels[name] = sum(layer.is_kernel for layer in parse_layers(report.layers))
+    kernels = count_kernels(tmp_path, made)
     assert kernels["centered"] == kernels["plain"]
 
 
@@ -168,10 +174,5 @@ def test_a_shift_is_fused_with_an_activation(tmp_path: Path) -> None:
         name: plain_quantize(build(f"{head}{act}{body}{tail}", constants), feeds).qdq
         for name, body in bodies.items()
     }
-    kernels = {}
-    for name, reports in build_all(tmp_path, made).items():
-        report = list(reports.values())[-1]
-        assert report.built, (report.faults, report.errors)
-        assert {row.split()[1] for row in verdicts(read(made[name], EXTRA), report).values()} == {"low"}
-        kernels[name] = sum(layer.is_kernel for layer in parse_layers(report.layers))
+    kernels = count_kernels(tmp_path, made)
     assert kernels["shifted"] == kernels["plain"]

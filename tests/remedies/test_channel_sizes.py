@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
+from builders import build, weights, with_constants
 from planted_chain import WIDTH, chain, with_modules
 
 from onnxfq import load
@@ -80,12 +80,8 @@ def test_what_has_no_channels() -> None:
 def scale_channels(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto` with every channel of h4 scaled by another factor, and the function as it was."""
     factors = np.exp2(np.linspace(-8, 8, WIDTH)).astype(np.float32)
-    for constant in proto.graph.initializer:
-        if constant.name in ("w3", "w4"):
-            values = onnx.numpy_helper.to_array(constant)
-            values = values * factors if constant.name == "w3" else values / factors[:, None]
-            constant.CopyFrom(onnx.numpy_helper.from_array(values, constant.name))
-    return proto
+    scaled = {"w3": factors, "w4": 1 / factors[:, None]}
+    return with_constants(proto, lambda name, array: array * scaled[name] if name in scaled else array)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,8 @@ from onnxfq.stages.observers import MergingObserver, ObserveOptions
 from onnxfq.stages.plan import make_plan, observation_plan
 from onnxfq.targets.recipes import load_recipe
 
+ONE_SCALE = load_recipe("tensorrt-int8").override(activations={"equalize": "none"})
 SIZES = 2.0 ** np.asarray([0, -9, 3, -4, -6, 1, -2, -11])
-RECIPES = ["tensorrt-int8"]
-"""Recipes whose depthwise convolutions have a scale per channel; ONNX Runtime's node units take no Mul."""
 
 
 def network(opset: int = 17, outputs: int = 8) -> onnx.ModelProto:
@@ -66,7 +65,7 @@ def observed(model: onnxfq.Model) -> NDArray[np.float32]:
 
 
 def stages(
-    proto: onnx.ModelProto, recipe: str | onnxfq.Recipe
+    proto: onnx.ModelProto, recipe: str | onnxfq.Recipe = "tensorrt-int8"
 ) -> tuple[onnxfq.Model, onnxfq.Plan, Statistics, Encodings]:
     """All values up to the encodings."""
     model = load(proto)
@@ -81,12 +80,11 @@ def ran(proto: onnx.ModelProto) -> NDArray[np.float32]:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("opset", [13, 17, 21])
 @pytest.mark.parametrize("outputs", [8, 16])
-def test_forms_agree_to_the_bit(recipe: str, opset: int, outputs: int) -> None:
+def test_forms_agree_to_the_bit(opset: int, outputs: int) -> None:
     """FakeQuantize by channels = Mul, one pair, multiplied scales of the weight: nothing is rounded twice."""
-    model, plan, _, encodings = stages(network(opset, outputs), recipe)
+    model, plan, _, encodings = stages(network(opset, outputs))
     qdq = onnxfq.insert_qdq(model, plan, encodings)
     assert [n.name for n in qdq.graph.node if n.op_type == "Mul"] == ["silu", "h/equalized"]
     np.testing.assert_array_equal(ran(qdq), ran(onnxfq.insert_fake_quantize(model, plan, encodings)))
@@ -94,7 +92,7 @@ def test_forms_agree_to_the_bit(recipe: str, opset: int, outputs: int) -> None:
 
 def test_against_scales_along_the_axis() -> None:
     """ONNX Runtime gives the same for Q/DQ with a scale for each channel, which is what it stands for."""
-    model, plan, _, encodings = stages(network(), "tensorrt-int8")
+    model, plan, _, encodings = stages(network())
     qdq = onnxfq.insert_qdq(model, plan, encodings)
 
     def plain(spec: QuantSpec) -> QuantSpec:
@@ -115,17 +113,13 @@ def test_against_scales_along_the_axis() -> None:
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_far_less_noise(recipe: str) -> None:
+def test_far_less_noise() -> None:
     """At least 10 dB better than one scale, at the output, where channels differ by 2^14."""
     sqnr = []
-    for which in ("none", "depthwise"):
-        model, plan, _, encodings = stages(
-            network(), load_recipe(recipe).override(activations={"equalize": which})
-        )
-        sqnr.append(
-            ErrorSums.from_arrays(ran(network()), ran(onnxfq.insert_qdq(model, plan, encodings))).sqnr_db
-        )
+    for which in (ONE_SCALE, "tensorrt-int8"):
+        model, plan, _, encodings = stages(network(), which)
+        qdq = onnxfq.insert_qdq(model, plan, encodings)
+        sqnr.append(ErrorSums.from_arrays(ran(network()), ran(qdq)).sqnr_db)
     assert sqnr[1] > sqnr[0] + 10.0
 
 
@@ -142,12 +136,12 @@ def test_channels_of_one_size_have_no_mul() -> None:
 
 def test_ranges_of_channels() -> None:
     """NumPy's over ONNX Runtime's own tensor; the tensor's statistics are those without equalizing."""
-    model, plan, statistics, _ = stages(network(), "tensorrt-int8")
+    model, plan, statistics, _ = stages(network())
     h = observed(model)
     # Sigmoid is computed in another order in another layout.
     expected = np.stack([h.min(axis=(0, 2, 3)), h.max(axis=(0, 2, 3))], axis=1)
     np.testing.assert_allclose(statistics.channels["h"], expected, rtol=1e-5)
-    whole = stages(network(), load_recipe("tensorrt-int8").override(activations={"equalize": "none"}))[2]
+    whole = stages(network(), ONE_SCALE)[2]
     assert not whole.channels
     for name, one in whole.tensors.items():
         assert np.array_equal(one.counts, statistics[name].counts), name
@@ -155,9 +149,26 @@ def test_ranges_of_channels() -> None:
     assert plan.placements[2].spec.observed_granularity == PER_TENSOR
 
 
+def test_statistics_serve_all_plans() -> None:
+    """Gathered with channels or without a plan: for scales of channels and one scale, for any calibrator.
+
+    Those without channels are refused in one line with the remedies. Each channel keeps its whole range, and
+    the table of calibrators has no row for it.
+    """
+    model, plan, statistics, encodings = stages(network())
+    with pytest.raises(StatisticsError, match="'h', over .* lack the channel ranges.*equalize: none"):
+        calibrate(model, plan, without(statistics, "channels"))
+    assert calibrate(model, make_plan(model, ONE_SCALE), statistics)["h"].param_shape == ()
+    every = collect_statistics(model, observation_plan(model), feeds(), ObserveOptions(threads=1))
+    for recipe, shape in (("tensorrt-int8", (8,)), ("onnxruntime-int8", ())):
+        assert calibrate(model, make_plan(model, load_recipe(recipe)), every)["h"].param_shape == shape
+    assert calibrate(model, plan, statistics, "entropy")["h"] == encodings["h"]
+    assert {row.tensor for row in calibrator_rows(plan, statistics)} == {"x", "d"}
+
+
 def test_file_and_merge(tmp_path: Path) -> None:
     """Ranges are kept in the file, and parts of the data in any order give the ranges of all."""
-    model, plan, statistics, encodings = stages(network(), "tensorrt-int8")
+    model, plan, statistics, encodings = stages(network())
     parts = [
         collect_statistics(model, plan, part, ObserveOptions(threads=1))
         for part in (feeds()[4:], feeds()[:4])
@@ -171,36 +182,12 @@ def test_file_and_merge(tmp_path: Path) -> None:
     assert without(statistics, "channels").sha256 != statistics.sha256
 
 
-def test_statistics_without_channels() -> None:
-    """They are refused in one line with the remedies; those with channels serve a plan with one scale."""
-    model, plan, statistics, _ = stages(network(), "tensorrt-int8")
-    with pytest.raises(StatisticsError, match="'h', over .* lack the channel ranges.*equalize: none"):
-        calibrate(model, plan, without(statistics, "channels"))
-    one_scale = make_plan(model, load_recipe("tensorrt-int8").override(activations={"equalize": "none"}))
-    assert calibrate(model, one_scale, statistics)["h"].param_shape == ()
-
-
-def test_observed_for_every_recipe() -> None:
-    """Statistics gathered without a plan serve recipes with these scales and without."""
-    model = load(network())
-    statistics = collect_statistics(model, observation_plan(model), feeds(), ObserveOptions(threads=1))
-    for recipe, shape in (("tensorrt-int8", (8,)), ("onnxruntime-int8", ())):
-        assert calibrate(model, make_plan(model, load_recipe(recipe)), statistics)["h"].param_shape == shape
-
-
-def test_whatever_the_calibrator() -> None:
-    """Each channel keeps its whole range; the table of calibrators has no row for it."""
-    model, plan, statistics, encodings = stages(network(), "tensorrt-int8")
-    assert calibrate(model, plan, statistics, "entropy")["h"] == encodings["h"]
-    assert {row.tensor for row in calibrator_rows(plan, statistics)} == {"x", "d"}
-
-
 def test_expected_noise() -> None:
     """The report's is at most 0.5 dB above what FakeQuantize does to the observed values, and 3 dB below.
 
     It takes values to lie evenly between the numbers of the grid; those near 0 have less noise.
     """
-    model, plan, statistics, encodings = stages(network(), "tensorrt-int8")
+    model, plan, statistics, encodings = stages(network())
     h = observed(model)
     row = next(row for row in quantized_tensors(model, plan, statistics, encodings) if row.tensor == "h")
     found = ErrorSums.from_arrays(h, encodings["h"].fake_quantize(h)).sqnr_db

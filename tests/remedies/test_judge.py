@@ -13,6 +13,7 @@ from builders import build, weights
 from loops import loop_over
 from onnx import numpy_helper
 
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.documents.trial import Trial, trial_lines
 from onnxfq.errors import StatisticsError
@@ -37,6 +38,7 @@ from onnxfq.stages.options import QuantizeOptions, open_feeds
 from onnxfq.targets.recipes import load_recipe
 
 RECIPE = load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
+OPTIONS = QuantizeOptions(batch=1)
 COARSE = RECIPE.override(activations={"calibrator": "range:-0.5,0.5"})
 """Ranges that cut most values off."""
 
@@ -46,13 +48,21 @@ def network() -> onnx.ModelProto:
     return build("g (float[N,16] x) => (float[N,4] y) { [m] y = MatMul (x, w) }", {"w": weights(16, 4)})
 
 
+def draw(count: int, width: int = 16) -> np.ndarray:
+    """Return normal samples."""
+    return np.random.default_rng(count).normal(size=(count, width)).astype(np.float32)
+
+
+def candidate_of(x: np.ndarray, recipe: Recipe, proto: onnx.ModelProto | None = None) -> Candidate:
+    """Return the candidate of the layer, or of `proto`, by these samples."""
+    session = open_inputs(proto or network(), {"x": x}, recipe, OPTIONS)
+    return build_candidate(session, recipe, Sources(), OPTIONS)
+
+
 def judge_of(count: int, **changes: object) -> tuple[Candidate, Judge]:
     """Return a coarse candidate of `count` samples, and its judge."""
-    x = np.random.default_rng(count).normal(size=(count, 16)).astype(np.float32)
-    options = QuantizeOptions(batch=1)
-    session = open_inputs(network(), {"x": x}, COARSE, options)
-    candidate = build_candidate(session, COARSE, Sources(), options)
-    return candidate, replace(Judge(candidate, options, Sources()), **changes)
+    candidate = candidate_of(draw(count), COARSE)
+    return candidate, replace(Judge(candidate, OPTIONS, Sources()), **changes)
 
 
 def always(propose) -> Remedy:
@@ -142,12 +152,8 @@ def test_reasons_are_told() -> None:
     """A remedy that is not needed has no line; one that finds nothing has its reason."""
     candidate, judge = judge_of(12)
     kept, quiet = judge.better(candidate, Remedy("toy", lambda *_: "nothing is low", finer))
-    assert (
-        kept is candidate
-        and not quiet.is_needed
-        and trial_lines([quiet]) == []
-        and quiet.why == "nothing is low"
-    )
+    assert kept is candidate and not quiet.is_needed
+    assert trial_lines([quiet]) == [] and quiet.why == "nothing is low"
     kept, left = judge.better(candidate, always(lambda *_: Refusal("it finds nothing", ["of two"])))
     assert kept is candidate and left.texts == ["it finds nothing", "of two"] and left.result == "left"
 
@@ -261,10 +267,8 @@ def test_the_next_best_may_be_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     candidate, judge = judge_of(48)
     proving = split_samples(judge.kept).proving
     made = {name: candidate.with_recipe(COARSE) for name in "abcd"}
-    chosen_db, proven_db = (
-        {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0},
-        {"a": -1.0, "b": -1.0, "c": 1.0, "d": 1.0},
-    )
+    chosen_db = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}
+    proven_db = {"a": -1.0, "b": -1.0, "c": 1.0, "d": 1.0}
     asked = give_scores(monkeypatch, made, chosen_db, proven_db, proving)
     monkeypatch.setattr(combinations, "BEAM", 8)  # so that each remedy is tried alone
     remedies = [
@@ -440,18 +444,10 @@ def test_all_leave_the_sure_remedy_its_time(seconds: float) -> None:
     sure = replace(sure, name="widened")
     dear = free("dear", lambda *_: Refusal("no"), 0.75)
     final, (first, second, third) = improve(judge, candidate, [dear, replace(costly, name="costly"), sure])
-    is_tried = seconds == 0.5
+    is_tried, late = seconds == 0.5, "runs of the float model, beyond the budget; --repair thorough tries it"
     assert third.is_kept is is_tried and (final is not candidate) is is_tried
-    assert first.why == (
-        "it takes about 0.75 runs of the float model, beyond the budget; --repair thorough tries it"
-        if is_tried
-        else "no"
-    )
-    assert second.why == (
-        "no"
-        if is_tried
-        else "it takes about 2 runs of the float model, beyond the budget; --repair thorough tries it"
-    )
+    whys = [f"it takes about 0.75 {late}", "no"] if is_tried else ["no", f"it takes about 2 {late}"]
+    assert [first.why, second.why] == whys
 
 
 def test_what_is_done_at_any_price_spends_no_time_of_the_sure_remedy() -> None:
@@ -475,6 +471,7 @@ def test_promises_have_no_budget() -> None:
     assert not judge.better(candidate, costly)[1].is_kept
     asked = replace(costly, is_asked=lambda recipe: True)
     assert all(judge.better(candidate, one)[1].is_kept for one in (asked, always(finer)))
+    assert improve(judge, candidate, [replace(asked, is_free=True)])[1][0].is_kept
     assert judge.keep(candidate, finer)[1].why == NO_PROMISE
     promising = replace(judge, accuracy=AccuracyTarget(min_sqnr=1.0))
     assert promising.keep(candidate, finer)[1].is_kept
@@ -493,15 +490,13 @@ def test_nothing_is_tried_where_repair_is_off() -> None:
 @pytest.mark.parametrize("count", [3, 5, 8, 40, 300])
 def test_unseen_samples_give_no_ranges(count: int) -> None:
     """The candidate that is judged has the ranges of the other samples; the completed one has all."""
-    x = np.random.default_rng(count).normal(size=(count, 16)).astype(np.float32)
-    options = QuantizeOptions(batch=1)
-    recipe = RECIPE.override(activations={"calibrator": "minmax"})
-    candidate = build_candidate(open_inputs(network(), {"x": x}, recipe, options), recipe, Sources(), options)
+    x = draw(count)
+    candidate = candidate_of(x, RECIPE.override(activations={"calibrator": "minmax"}))
     unseen = np.concatenate([feed["x"] for feed in candidate.session.feeds.unseen] or [x[:0]])
     assert len(unseen) == {3: 0, 5: 0, 8: 4, 40: 16, 300: 75}[count]
     rest = np.asarray([row for row in x if row.tobytes() not in {one.tobytes() for one in unseen}])
     assert len(rest) + len(unseen) == count
-    for one, rows in ((candidate, rest), (candidate.with_all_samples(options, round_again=False), x)):
+    for one, rows in ((candidate, rest), (candidate.with_all_samples(OPTIONS, round_again=False), x)):
         scale = max(-rows.min() / np.float32(128), rows.max() / np.float32(127))
         assert float(one.encodings["x"].scale) == pytest.approx(float(scale), rel=1e-6)  # float32
 
@@ -509,13 +504,9 @@ def test_unseen_samples_give_no_ranges(count: int) -> None:
 @pytest.mark.parametrize("count, is_few", [(40, True), (80, False)])
 def test_all_of_few_samples_round_the_weights(count: int, is_few: bool) -> None:
     """Half of them would waste what they tell; of many, the weights stay as they were judged."""
-    x = np.random.default_rng(count).normal(size=(count, 16)).astype(np.float32)
-    recipe = load_recipe("tensorrt-int8-weights").override(weights={"rounding": "gptq", "qtype": "int3"})
-    recipe = recipe.model_copy(update={"target": "simulation"})
-    options = QuantizeOptions(batch=1)
-    session = open_inputs(network(), {"x": x}, recipe, options)
-    judged = build_candidate(session, recipe, Sources(), options)
-    complete = judged.with_all_samples(options, round_again=True)
+    x, recipe = draw(count), weights_by_gptq("int3")
+    judged = candidate_of(x, recipe)
+    session, complete = judged.session, judged.with_all_samples(OPTIONS, round_again=True)
     by_all = round_weights(
         session.model,
         complete.plan,
@@ -524,17 +515,19 @@ def test_all_of_few_samples_round_the_weights(count: int, is_few: bool) -> None:
     )
     assert _rounded(by_all) != _rounded(judged)
     assert _rounded(complete) == _rounded(by_all if is_few else judged)
-    assert _rounded(judged.with_all_samples(options, round_again=False)) == _rounded(judged)
+    assert _rounded(judged.with_all_samples(OPTIONS, round_again=False)) == _rounded(judged)
+
+
+def weights_by_gptq(qtype: str) -> Recipe:
+    """Return a recipe that rounds weights alone."""
+    recipe = load_recipe("tensorrt-int8-weights").override(weights={"rounding": "gptq", "qtype": qtype})
+    return recipe.model_copy(update={"target": "simulation"})
 
 
 @pytest.mark.parametrize("qtype, is_again", [("int4", True), ("int8", False)])
 def test_weights_of_many_bits_are_written_as_they_were_proven(qtype: str, is_again: bool) -> None:
     """More samples for the moments gain at 4 bits; at 8 what was proven stays."""
-    x = np.random.default_rng(0).normal(size=(40, 16)).astype(np.float32)
-    recipe = load_recipe("tensorrt-int8-weights").override(weights={"rounding": "gptq", "qtype": qtype})
-    recipe = recipe.model_copy(update={"target": "simulation"})
-    session = open_inputs(network(), {"x": x}, recipe, QuantizeOptions(batch=1))
-    candidate = build_candidate(session, recipe, Sources(), QuantizeOptions(batch=1))
+    candidate = candidate_of(draw(40), weights_by_gptq(qtype))
     assert can_round_again(candidate, Judge(candidate, QuantizeOptions(), Sources())) is is_again
 
 
@@ -543,12 +536,10 @@ def test_weights_beside_wider_ones_are_rounded_again() -> None:
     values = {f"w{n}": weights(64, 64) for n in range(3)}
     lines = "[a] h = MatMul (x, w0) [b] i = MatMul (h, w1) [c] y = MatMul (i, w2)"
     proto = build(f"g (float[N,64] x) => (float[N,64] y) {{ {lines} }}", values)
-    x = np.random.default_rng(0).normal(size=(96, 64)).astype(np.float32)
-    recipe, options = load_recipe("genai-int4"), QuantizeOptions(batch=1)
-    recipe = recipe.override(activations=None, weights={"rounding": "qronos"})
-    candidate = build_candidate(open_inputs(proto, {"x": x}, recipe, options), recipe, Sources(), options)
+    recipe = load_recipe("genai-int4").override(activations=None, weights={"rounding": "qronos"})
+    candidate = candidate_of(draw(96, 64), recipe, proto)
     target = AccuracyTarget(weight_bits=6.0, fallback="genai-int8")
-    judge = Judge(candidate, options, Sources(), accuracy=target)
+    judge = Judge(candidate, OPTIONS, Sources(), accuracy=target)
     made = fit_size(candidate, judge, target).candidate
     wide = [one.tensor for one in made.plan.weights if one.spec.qtype.bits == 8]
     assert len(wide) == 1
@@ -564,9 +555,8 @@ def test_other_ranges_of_activations_take_the_same_rounded_weights(monkeypatch: 
     """`gptq` reads inputs in float: its moments are not gathered again, and the bits are of a new run."""
     values = {"w": weights(64, 64)}
     proto = build("g (float[N,64] x) => (float[N,64] y) { [a] y = MatMul (x, w) }", values)
-    x = np.random.default_rng(0).normal(size=(96, 64)).astype(np.float32)
-    recipe, options = load_recipe("tensorrt-int8"), QuantizeOptions(batch=1)
-    candidate = build_candidate(open_inputs(proto, {"x": x}, recipe, options), recipe, Sources(), options)
+    recipe = load_recipe("tensorrt-int8")
+    candidate = candidate_of(draw(96, 64), recipe, proto)
     other = candidate.with_recipe(recipe.override(activations={"calibrator": "entropy"}))
     monkeypatch.setattr(rounding_search, "ROUNDINGS", ("gptq",))
     monkeypatch.setattr(rounding_search, "_most_gain", lambda *_: 3.0)
@@ -574,8 +564,8 @@ def test_other_ranges_of_activations_take_the_same_rounded_weights(monkeypatch: 
     def search(one: Candidate, judge: Judge) -> Candidate:
         return rounding_search.search_rounding(one, judge.trying).candidate
 
-    judge = Judge(candidate, options, Sources())
-    afresh, first = search(other, Judge(candidate, options, Sources())), search(candidate, judge)
+    judge = Judge(candidate, OPTIONS, Sources())
+    afresh, first = search(other, Judge(candidate, OPTIONS, Sources())), search(candidate, judge)
     monkeypatch.setattr(rounding_search, "round_given", None)
     again = search(other, judge)
     assert _rounded(again) == _rounded(afresh) == _rounded(first)
@@ -624,14 +614,6 @@ def test_scores_are_of_their_samples() -> None:
     del made
     gc.collect()
     assert gone() is None
-
-
-def test_what_a_recipe_asks_for_has_no_budget() -> None:
-    """The budget is for what nobody has asked for."""
-    candidate, judge = judge_of(24, budget=Budget(0.0))
-    asked = replace(free("asked", finer, 5.0), is_asked=lambda recipe: recipe is COARSE)
-    kept, (trial,) = improve(judge, candidate, [asked])
-    assert trial.is_kept and kept is not candidate
 
 
 def test_a_step_that_loses_on_other_samples_is_dropped() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from apart import run_apart
 from builders import plain_quantize
 from observed_models import X, folder
 from typer.testing import CliRunner
@@ -148,18 +147,10 @@ def test_a_cluster_gathers_and_rounds_to_the_same_bytes(folder: Path, request: p
     pytest.importorskip("ray", reason="extra ray is not installed")
     if not request.config.getoption("--all-cases"):
         pytest.skip("large, for --all-cases")
-    done = subprocess.run(
-        [sys.executable, "-c", ON_A_CLUSTER],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    told = run_apart("-c", ON_A_CLUSTER, folder=folder)
     for kind in ("npz", "onnx"):
         assert (folder / f"ray.{kind}").read_bytes() == (folder / f"one.{kind}").read_bytes()
-    assert "feed 700 gives tensor 'x' NaN or infinities" in done.stdout
+    assert "feed 700 gives tensor 'x' NaN or infinities" in told
     assert not (folder / "bad.npz").exists()
 
 

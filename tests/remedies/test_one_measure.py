@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, plain_quantize, weights
+from builders import build, plain_quantize, weights, with_constants
 from detector_heads import detector, one_tensor
 
 import onnxfq
@@ -50,6 +50,9 @@ NETWORKS = {
 }
 
 
+NEAREST = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
+
+
 def data_of(proto: onnx.ModelProto, count: int = 40) -> dict[str, np.ndarray]:
     """Return samples."""
     rng = np.random.default_rng(count)
@@ -58,9 +61,8 @@ def data_of(proto: onnx.ModelProto, count: int = 40) -> dict[str, np.ndarray]:
 
 def judge_of(proto: onnx.ModelProto, options: QuantizeOptions) -> tuple[Candidate, Judge]:
     """Return the first candidate, and its judge."""
-    recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
-    session = open_inputs(proto, data_of(proto), recipe, options)
-    candidate = build_candidate(session, recipe, Sources(), options)
+    session = open_inputs(proto, data_of(proto), NEAREST, options)
+    candidate = build_candidate(session, NEAREST, Sources(), options)
     return candidate, Judge(candidate, options, Sources())
 
 
@@ -92,8 +94,7 @@ def test_the_summary_has_what_the_judge_has(name: str) -> None:
     proto = NETWORKS[name]
     feeds = {key: array[:7] for key, array in data_of(proto).items()}
     options = QuantizeOptions(batch=1, exact=True)
-    nearest = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
-    result = plain_quantize(proto, feeds, recipe=nearest, options=options)
+    result = plain_quantize(proto, feeds, recipe=NEAREST, options=options)
     candidate = result.candidate
     assert candidate is not None and result.evaluation.feeds == 7
     judge = Judge(candidate, options, Sources())
@@ -107,13 +108,12 @@ def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> Non
     """Whatever is promised and kept, the summary has at least that, on the samples that prove it."""
     proto, options = NETWORKS[name], QuantizeOptions(batch=1)
     data = data_of(proto)
-    nearest = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
     candidate, judge = judge_of(proto, options)
     split = split_samples(judge.kept)
     wanted = min(judge.score([candidate], feeds)[0] for feeds in split[:2]) + more
     target = onnxfq.AccuracyTarget(min_sqnr=wanted, repair=None)
     try:
-        kept = onnxfq.quantize(proto, data, recipe=nearest, accuracy=target, options=options)
+        kept = onnxfq.quantize(proto, data, recipe=NEAREST, accuracy=target, options=options)
     except RecipeError as fault:
         # 11 samples have a wide interval, and ranges of 10 leave values outside: near the figure all layers
         # would have to stay in float.
@@ -226,15 +226,7 @@ def test_a_part_without_signal_decides_nothing() -> None:
             a = MatMul (x, w) b = MatMul (x, v) z = Mul (b, zero) y = Concat <axis = 1> (a, z) }""",
         {"w": weights(16, 16), "v": weights(16, 4), "zero": np.float32(0)},
     )
-    other = onnx.ModelProto()
-    other.CopyFrom(proto)
-    for tensor in other.graph.initializer:
-        if tensor.name != "v":
-            tensor.CopyFrom(
-                onnx.numpy_helper.from_array(
-                    onnx.numpy_helper.to_array(tensor) + np.float32(0.1), tensor.name
-                )
-            )
+    other = with_constants(proto, lambda name, array: array + np.float32(0.0 if name == "v" else 0.1))
     found = onnxfq.evaluate(proto, other, data_of(proto)).candidates[0]
     assert [one.decides for one in found.parts] == [True, False]
     assert found.parts[1].sqnr_db == -math.inf and found.lowest_db == found.parts[0].sqnr_db

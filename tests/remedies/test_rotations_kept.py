@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, plain_quantize, weights
-from onnx import numpy_helper
+from builders import build, plain_quantize, weights, with_constants
 from transformer_families import WIDTH, WORDS, build_family, draw_feed
 
 import onnxfq
@@ -35,15 +34,16 @@ FEEDS = [draw_feed("GPT-2 written out", seed) for seed in range(40)]
 
 def decoder(layers: int = 2) -> onnx.ModelProto:
     """Return a decoder whose words have one channel of 150 times the others, which products read less of."""
-    proto = build_family("GPT-2 written out", layers)
-    for tensor in proto.graph.initializer:
-        values = numpy_helper.to_array(tensor).copy()
+
+    def change(name: str, array: np.ndarray) -> np.ndarray:
+        values = array.copy()
         if values.shape == (WORDS, WIDTH):
             values[:, 3] *= 150
         elif values.ndim == 2 and len(values) == WIDTH:
             values[3] /= 150
-        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    return proto
+        return values
+
+    return with_constants(build_family("GPT-2 written out", layers), change)
 
 
 def worst_db(result: onnxfq.QuantizeResult) -> float:
@@ -97,10 +97,8 @@ def test_another_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def damage(*given: object) -> Rotated:
         made = rotate(*given)
-        proto = onnx.ModelProto()
-        proto.CopyFrom(made.model.proto)
-        tensor = next(one for one in proto.graph.initializer if len(one.dims) == 2)
-        tensor.CopyFrom(numpy_helper.from_array(1.01 * numpy_helper.to_array(tensor), tensor.name))
+        first = next(one.name for one in made.model.proto.graph.initializer if len(one.dims) == 2)
+        proto = with_constants(made.model.proto, lambda name, array: array * 1.01 if name == first else array)
         return replace(made, model=replace(made.model, proto=proto))
 
     monkeypatch.setattr("onnxfq.remedies.rotate.rotate", damage)

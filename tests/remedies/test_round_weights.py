@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, plain_quantize, weights
+from builders import build, plain_quantize, weights, with_constants
 from onnx import numpy_helper
 
 from onnxfq import AccuracyTarget, calibrate, collect_statistics, evaluate, quantize
@@ -253,31 +253,33 @@ def quantize_simulation(recipe):
 
 def error(rounding) -> float:
     """Return the squared error of the outputs on other data, with the weights of `rounding` alone."""
-    encodings = {one.tensor: one for one in rounding.encodings.encodings}
-    proto = onnx.ModelProto()
-    proto.CopyFrom(rounding.model.proto)
-    for tensor in proto.graph.initializer:
-        if tensor.name in encodings and tensor.name.startswith("w"):
-            values = encodings[tensor.name].fake_quantize(numpy_helper.to_array(tensor))
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    encodings = {one.tensor: one for one in rounding.encodings.encodings if one.tensor.startswith("w")}
+    proto = with_constants(
+        rounding.model.proto,
+        lambda name, array: encodings[name].fake_quantize(array) if name in encodings else array,
+    )
     other = np.random.default_rng(9).normal(size=(40, 4, 9, 9))
     x = (other + other.mean(axis=(2, 3), keepdims=True) * 4 + other.cumsum(axis=3) / 2).astype(np.float32)
     return float(((run(proto, x) - run(network(), x)) ** 2).sum())
 
 
+def rounded_by(method: str, name: str = "tensorrt-int8") -> Recipe:
+    """Return a built-in recipe with this rounding."""
+    return load_recipe(name).override(weights={"rounding": method})
+
+
+def calibrated(model, recipe, feeds):
+    """Return the plan and its encodings by all feeds."""
+    plan = make_plan(model, recipe)
+    return plan, calibrate(model, plan, collect_statistics(model, plan, feeds))
+
+
 @pytest.mark.parametrize("method", ROUNDED)
 def test_quantize_writes_the_rounded_weights(method, tmp_path):
     """Simulation and Q/DQ model agree to the bit, and the file names the method."""
-    recipe = load_recipe("tensorrt-int8")
-    made = plain_quantize(
-        network(),
-        DATA,
-        tmp_path / "one.onnx",
-        recipe=load_recipe(recipe).override(weights={"rounding": method}),
-    )
+    made = plain_quantize(network(), DATA, tmp_path / "one.onnx", recipe=rounded_by(method))
     assert made.evaluation.candidates
     assert {p.key: p.value for p in made.qdq.metadata_props}["onnxfq.rounding"] == method
-    assert made.rounding is not None
     assert made.rounding.layers
     assert f"rounding   {method}" in "\n".join(made.rounding.lines())
     biases = [one for one in made.encodings.encodings if one.spec.qtype.name == "int32"]
@@ -289,17 +291,10 @@ def test_quantize_writes_the_rounded_weights(method, tmp_path):
 
 def test_one_shot_data_and_no_data():
     """Data that can be read only once serves with what was kept of it; without data nothing is rounded."""
-    made = plain_quantize(
-        network(),
-        ({"x": x[None]} for x in DATA),
-        recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}),
-    )
-    assert made.rounding is not None
+    made = plain_quantize(network(), ({"x": x[None]} for x in DATA), recipe=rounded_by("gptq"))
     assert len(made.rounding.layers) >= 4
     proto = build("g (float[N,64] x) => (float[N,8] y) { [fc] y = MatMul (x, w) }", {"w": weights(64, 8)})
-    recipe = load_recipe("tensorrt-int8-weights").override(weights={"rounding": "gptq"})
-    without = quantize(proto, None, recipe=recipe).rounding
-    assert without is not None
+    without = quantize(proto, None, recipe=rounded_by("gptq", "tensorrt-int8-weights")).rounding
     assert without.nearest == {"w": "no data was given"}
 
 
@@ -313,9 +308,8 @@ def test_a_tied_weight_keeps_its_float_reader():
         {"table": weights(40, 32)},
     )
     ids = RNG.integers(0, 40, size=(64,))
-    recipe = INT4.model_copy(update={"target": "onnxruntime"})
-    made = quantize(proto, {"ids": ids}, recipe=load_recipe(recipe).override(weights={"rounding": "gptq"}))
-    assert made.rounding is not None
+    recipe = INT4.model_copy(update={"target": "onnxruntime"}).override(weights={"rounding": "gptq"})
+    made = quantize(proto, {"ids": ids}, recipe=recipe)
     assert [layer.weight for layer in made.rounding.layers] == ["table"]
     float_table = weight_array(made.rounding.model, "table/float")
     assert (float_table == weights(40, 32)).all()
@@ -353,9 +347,7 @@ def test_weights_that_stay_at_nearest(place):
         },
     )
     data = [{"x": RNG.normal(size=(4, 16)).astype(np.float32), "c": np.asarray(True)}] * 3
-    recipe = load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
-    made = plain_quantize(proto, data, recipe=recipe)
-    assert made.rounding is not None
+    made = plain_quantize(proto, data, recipe=rounded_by("gptq"))
     assert [layer.weight for layer in made.rounding.layers] == ["w1"]
     wanted = "not multiply it as one matrix" if place == "three axes" else "a body of If, Loop or Scan"
     assert wanted in made.rounding.nearest["w2"]
@@ -365,7 +357,7 @@ def test_weights_that_stay_at_nearest(place):
 def test_refusals():
     """An unknown method, and data with NaN, are refused in one line with the remedy."""
     with pytest.raises(RecipeError, match="unknown rounding of weights 'gptqq'.*gptq"):
-        load_recipe("tensorrt-int8").override(weights={"rounding": "gptqq"})
+        rounded_by("gptqq")
     bad = DATA.copy()
     bad[3, 0, 0, 0] = np.nan
     model = load(network())
@@ -417,9 +409,8 @@ def test_runs_of_many_samples_round_as_runs_of_one(activations, monkeypatch):
         monkeypatch.setattr(sequential_moments, "JOINED", joined)
         monkeypatch.setattr(sequential_moments, "JOINED_BYTES", most_bytes)
         model = load(network())
-        plan = make_plan(model, Recipe.model_validate(recipe))
         feeds = open_feeds(model.proto, data)
-        encodings = calibrate(model, plan, collect_statistics(model, plan, feeds))
+        plan, encodings = calibrated(model, Recipe.model_validate(recipe), feeds)
         with SequentialModels(model, plan, encodings, feeds) as models:
             sizes.append(set(models._samples))
         rounding = round_weights(model, plan, encodings, feeds)
@@ -433,11 +424,10 @@ def test_runs_of_many_samples_round_as_runs_of_one(activations, monkeypatch):
 def test_a_second_method_rounds_by_the_same_inputs():
     """The second result equals a run of its own, but a weight of two nodes has no second result."""
     model = load(network())
-    plans = {
-        method: make_plan(model, W4A8.override(weights={"rounding": method})) for method in ("qronos", "gptq")
-    }
     feeds = open_feeds(model.proto, DATA)
-    encodings = calibrate(model, plans["gptq"], collect_statistics(model, plans["gptq"], feeds))
+    recipes = {method: W4A8.override(weights={"rounding": method}) for method in ROUNDED}
+    plans = {method: make_plan(model, recipe) for method, recipe in recipes.items()}
+    _, encodings = calibrated(model, recipes["gptq"], feeds)
     first = round_weights(model, plans["qronos"], encodings, feeds, beside="gptq")
     alone = {name: round_weights(model, plan, encodings, feeds) for name, plan in plans.items()}
     for found, wanted in ((first, alone["qronos"]), (first.beside, alone["gptq"])):
@@ -449,9 +439,8 @@ def test_a_second_method_rounds_by_the_same_inputs():
             {"w": weights(8, 8)},
         )
     )
-    plan = make_plan(twice, INT4.override(weights={"rounding": "qronos"}))
     feeds = open_feeds(twice.proto, RNG.normal(size=(8, 8)).astype(np.float32))
-    encodings = calibrate(twice, plan, collect_statistics(twice, plan, feeds))
+    plan, encodings = calibrated(twice, INT4.override(weights={"rounding": "qronos"}), feeds)
     shared = round_weights(twice, plan, encodings, feeds, beside="gptq")
     assert shared.layers and shared.beside is None
 

@@ -244,12 +244,6 @@ def test_module_paths(data) -> None:
         onnxfq.make_plan(onnxfq.load(chain()), recipe.model_copy(update={"overrides": (override,)}))
 
 
-def test_bad_samples(data) -> None:
-    """Fewer than one sample is an error."""
-    with pytest.raises(DataError, match="samples is 0; give at least 1"):
-        onnxfq.sensitivity(chain(), data, samples=0)
-
-
 @pytest.fixture(scope="module")
 def rows() -> np.ndarray:
     """As many samples as make the interval of a promise narrow enough."""
@@ -302,9 +296,7 @@ def test_protected_by_default(data) -> None:
     assert "MatMul m9" in summary
     sound = onnxfq.quantize(chain(), data)
     assert not sound.trial("protected").is_kept and not any(s.kind == "node" for s in sound.plan.skipped)
-    assert output_db(sound) >= output_db(  # 16 samples make few gains sure
-        plain_quantize(chain(), data)
-    )
+    assert output_db(sound) >= output_db(plain_quantize(chain(), data))  # 16 samples make few gains sure
 
 
 @pytest.mark.parametrize("accuracy", [onnxfq.AccuracyTarget(), onnxfq.AccuracyTarget(min_sqnr=15)])
@@ -313,7 +305,6 @@ def test_the_reason_names_repair(rows, accuracy: onnxfq.AccuracyTarget) -> None:
     given = onnxfq.Override(nodes=("m5",), keep_float=True)
     recipe = FIXED.model_copy(update={"overrides": (given,)})
     result = onnxfq.quantize(chain((9, 20), 30), rows, recipe=recipe, accuracy=accuracy)
-    assert result.sensitivity is not None
     groups = {node: group for group in result.sensitivity.groups for node in group.nodes}
     whys = {one.name: one.why for one in result.plan.skipped if one.kind == "node"}
     assert {"m5", "m9", "m20"} <= set(whys)
@@ -465,14 +456,10 @@ def test_a_rise_of_the_metric_is_chance() -> None:
 def test_fallbacks(rows, fallback) -> None:
     """Groups outside the recipe get quantized weights alone, or the wider format."""
     promise = onnxfq.AccuracyTarget(min_sqnr=10, fallback=fallback)
-    kept = onnxfq.quantize(
-        chain((3, 6)),
-        rows,
-        recipe=onnxfq.load_recipe("onnxruntime-int8").override(
-            activations={"calibrator": "minmax", "equalize": "none"}, weights={"rounding": "gptq"}
-        ),
-        accuracy=promise,
+    recipe = onnxfq.load_recipe("onnxruntime-int8").override(
+        activations={"calibrator": "minmax", "equalize": "none"}, weights={"rounding": "gptq"}
     )
+    kept = onnxfq.quantize(chain((3, 6)), rows, recipe=recipe, accuracy=promise)
     readers = {use.node: p for p in kept.plan.activations for use in p.uses}
     weights_of = {use.node for p in kept.plan.weights for use in p.uses}
     assert {"m3", "m6"} <= weights_of and output_db(kept) >= 10
@@ -580,8 +567,10 @@ def test_promises_that_make_no_sense(fields, words) -> None:
         onnxfq.AccuracyTarget(**fields)
 
 
-def test_labels_that_do_not_fit(data) -> None:
-    """A number of labels other than the rows is an error, and so is data that is read only once."""
+def test_what_does_not_fit(data) -> None:
+    """No sample, a number of labels other than the rows, and labels of data that is read once are errors."""
+    with pytest.raises(DataError, match="samples is 0; give at least 1"):
+        onnxfq.sensitivity(chain(), data, samples=0)
     with pytest.raises(DataError, match="15 labels for at least 16 rows"):
         onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(max_drop=1, labels=np.zeros(15, int)))
     with pytest.raises(DataError, match="can be read only once"):
@@ -613,13 +602,12 @@ def test_a_drop_on_the_command_line(tmp_path: Path, data, labels, capfd: pytest.
 def test_weights_alone_are_protected_on_request(data) -> None:
     """Few bits of weights alone make noise in all layers: no layer is looked for unless dB are asked for."""
     weights = {"qtype": "int4", "granularity": "per_tensor"}
-    recipe = {"name": "w4", "target": "onnxruntime", "activations": None, "weights": weights}
+    recipe = onnxfq.Recipe.model_validate(
+        {"name": "w4", "target": "onnxruntime", "activations": None, "weights": weights}
+    )
     for protect, ranked in (("auto", False), (20.0, True)):
         found = onnxfq.quantize(
-            chain((3,)),
-            data,
-            recipe=onnxfq.Recipe.model_validate(recipe),
-            accuracy=onnxfq.AccuracyTarget(repair=protect),
+            chain((3,)), data, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=protect)
         )
         assert found.evaluation is not None and found.evaluation.candidates[0].outputs[0].sqnr_db < 20
         assert (found.sensitivity is not None) == ranked

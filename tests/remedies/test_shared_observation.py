@@ -90,17 +90,10 @@ def test_the_data_is_read_once() -> None:
         assert data.count == 1
 
 
-def test_data_that_can_be_read_once_is_enough() -> None:
-    """A generator serves all recipes."""
-    outcomes = plain_quantize(downsample(), iter(Passes()), recipe=BOTH)
-    for outcome, recipe in zip(outcomes, BOTH, strict=True):
-        assert_same_as_alone(outcome, recipe, downsample())
-
-
 def test_each_recipe_gives_what_it_gives_alone() -> None:
-    """Formats, targets and dynamic scales in one call change no bit of each other."""
+    """Formats, targets and dynamic scales in one call change no bit of each other; a generator is enough."""
     recipes = [*BOTH, FLOAT8, "mxfp8"]
-    outcomes = plain_quantize(downsample(), {"x": SAMPLES}, recipe=recipes)
+    outcomes = plain_quantize(downsample(), iter(Passes()), recipe=recipes)
     for outcome, recipe in zip(outcomes, recipes, strict=True):
         assert_same_as_alone(outcome, recipe, downsample())
 
@@ -156,10 +149,8 @@ def test_targets_that_prepare_the_model_in_two_forms(
     outcomes = plain_quantize(model(), data, recipe=recipes)
     assert data.count == 1 and not [line for line in caplog.messages if "another pass" in line]
     for outcome in outcomes:
-        alone, shared = (
-            plain_quantize(model(), {"x": SAMPLES}, recipe=outcome.recipe),
-            outcome.unwrap(),
-        )
+        alone = plain_quantize(model(), {"x": SAMPLES}, recipe=outcome.recipe)
+        shared = outcome.unwrap()
         assert shared.plan == alone.plan
         for own, other in zip(shared.encodings.encodings, alone.encodings.encodings, strict=True):
             # Ranges are exact sums of two forms of one function in float32, which round at other places.

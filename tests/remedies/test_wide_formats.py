@@ -8,8 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx
 import pytest
-from builders import build, weights
-from onnx.numpy_helper import from_array
+from builders import build, weights, with_constants
 
 from onnxfq import AccuracyTarget, QuantizeOptions, load_recipe, quantize
 from onnxfq.errors import RecipeError
@@ -94,11 +93,8 @@ WIDE = "uint16"
 
 def few_digits() -> onnx.ModelProto:
     """The spectrum with weights that 8 bits hold exactly, so that activations make all noise."""
-    proto = spectrum()
     exact = {"mixing": np.eye(32, dtype=np.float32), "w": np.sign(weights(32, 8))}
-    for tensor in proto.graph.initializer:
-        tensor.CopyFrom(from_array(exact[tensor.name], tensor.name))
-    return proto
+    return with_constants(spectrum(), lambda name, array: exact[name])
 
 
 @functools.cache

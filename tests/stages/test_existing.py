@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from apart import run_apart
 from builders import (
     BUILDERS,
     build,
@@ -209,15 +209,7 @@ def test_workers_of_a_cluster_have_the_library(
     np.savez(tmp_path / "d.npz", x=weights(40, 4))
     for name, option in (("ray.npz", ["--ray", "local"]), ("one.npz", [])):
         command = ["observe", "m.onnx", "--data", "d.npz", "-o", name, "--custom-ops", odd.name, *option]
-        done = subprocess.run(
-            [sys.executable, "-m", "onnxfq", *command],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
+        run_apart("-m", "onnxfq", *command, folder=tmp_path)
     assert (tmp_path / "ray.npz").read_bytes() == (tmp_path / "one.npz").read_bytes()
 
 

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.data import Feed
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import list_nodes
+from onnxfq.graph.model import Model, list_nodes
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.qtypes import qtype_by_name
@@ -28,6 +32,25 @@ from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import load_recipe
 
+Made = tuple[Model, Plan, Encodings]
+
+
+def calibrated(proto: onnx.ModelProto, recipe: Recipe) -> Made:
+    """Return the model, its plan and its encodings by one feed."""
+    model = load(proto)
+    plan = make_plan(model, recipe)
+    statistics = collect_statistics(model, plan, [half_feed(proto)], ObserveOptions(threads=1))
+    return model, plan, calibrate(model, plan, statistics)
+
+
+def assert_twins(made: Made, feed: Feed) -> None:
+    """Q/DQ and fake-quant model give the same, to the bit."""
+    got, want = (
+        Session(insert(*made), 1, exact=True).run(feed) for insert in (insert_qdq, insert_fake_quantize)
+    )
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(one, other)
+
 
 @pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8"])
@@ -36,21 +59,16 @@ from onnxfq.targets.recipes import load_recipe
 def test_every_structure(name: str, kind: str, recipe: str) -> None:
     """Valid, everything covered that is covered in float32, scales of its type; Q/DQ = fake quant."""
     proto = as_type(BUILDERS[name](), kind)
-    model, feed = load(proto), half_feed(proto)
-    plan = make_plan(model, whole_recipe(recipe))
-    assert plan.coverage() == planned(BUILDERS[name](), recipe).coverage()
-    statistics = collect_statistics(model, plan, [feed], ObserveOptions(threads=1))
-    encodings = calibrate(model, plan, statistics)
-    qdq, simulation = insert_qdq(model, plan, encodings), insert_fake_quantize(model, plan, encodings)
+    made = calibrated(proto, whole_recipe(recipe))
+    assert made[1].coverage() == planned(BUILDERS[name](), recipe).coverage()
+    qdq = insert_qdq(*made)
     onnx.checker.check_model(qdq, full_check=True)
     constants = {t.name: t.data_type for t in qdq.graph.initializer}
     scales = [constants[n.input[1]] for n in list_nodes(qdq.graph) if n.op_type.endswith("tizeLinear")]
     inner = TensorProto.FLOAT if recipe == "onnxruntime-int8" else HALVES[kind]  # it is float32 there
     assert scales and set(scales) == {inner}
     assert [v.type for v in qdq.graph.output] == [v.type for v in proto.graph.output]
-    got = Session(qdq, 1, exact=True).run(feed)
-    for have, want in zip(got, Session(simulation, 1, exact=True).run(feed), strict=True):
-        np.testing.assert_array_equal(have, want)
+    assert_twins(made, half_feed(proto))
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int4", "tensorrt-nvfp4", "tensorrt-mxfp8", "mxfp4"])
@@ -58,14 +76,12 @@ def test_other_formats(recipe: str) -> None:
     """Blocks and small scales in a float16 model: valid Q/DQ, whose result has the type of its reader."""
     text = "g (float16[N,256] x) => (float16[N,32] y) { [mm] y = MatMul (x, w) }"
     proto = build(text, {"w": weights(256, 32).astype(np.float16)})
-    model, feed = load(proto), half_feed(proto)
-    plan = make_plan(model, whole_recipe(recipe))
-    encodings = calibrate(model, plan, collect_statistics(model, plan, [feed]))
-    simulated = Session(insert_fake_quantize(model, plan, encodings), 1, exact=True).run(feed)[0]
+    made, feed = calibrated(proto, whole_recipe(recipe)), half_feed(proto)
+    simulated = Session(insert_fake_quantize(*made), 1, exact=True).run(feed)[0]
     assert simulated.dtype == np.float16
     if recipe == "mxfp4":
         return
-    qdq = insert_qdq(model, plan, encodings)
+    qdq = insert_qdq(*made)
     if recipe == "tensorrt-int4":
         onnx.checker.check_model(qdq, full_check=True)
         np.testing.assert_array_equal(Session(qdq, 1, exact=True).run(feed)[0], simulated)
@@ -77,10 +93,7 @@ def test_other_formats(recipe: str) -> None:
 def test_float16_raises_the_opset_no_further_than_needed() -> None:
     """QuantizeLinear takes float16 from opset 19 on."""
     proto = as_type(BUILDERS["gemm"](), "float16")
-    model, feed = load(proto), half_feed(proto)
-    plan = make_plan(model, load_recipe("tensorrt-int8"))
-    encodings = calibrate(model, plan, collect_statistics(model, plan, [feed]))
-    assert with_qdq(model, plan, encodings).opset == 19
+    assert with_qdq(*calibrated(proto, load_recipe("tensorrt-int8"))).opset == 19
 
 
 @pytest.mark.parametrize("kind", HALVES)
@@ -99,12 +112,9 @@ def test_mixed_models(kind: str) -> None:
         "n": kind,
         "v": kind,
     }
-    pair = [
-        insert(staged.model, staged.plan, staged.encodings) for insert in (insert_qdq, insert_fake_quantize)
-    ]
-    onnx.checker.check_model(pair[0], full_check=True)
-    got, want = (Session(proto, 1, exact=True).run(staged.feed)[0] for proto in pair)
-    np.testing.assert_array_equal(got, want)
+    made = (staged.model, staged.plan, staged.encodings)
+    onnx.checker.check_model(insert_qdq(*made), full_check=True)
+    assert_twins(made, staged.feed)
 
 
 def test_double_stays_with_a_reason_tensor_by_tensor() -> None:
@@ -168,9 +178,7 @@ def test_small_float16_scales() -> None:
 def test_scales_that_the_type_lacks_are_refused() -> None:
     """Encodings made for float32 give Q and fake quant different numbers in float16: refused by name."""
     proto = as_type(BUILDERS["gemm"](), "float16")
-    model, feed = load(proto), half_feed(proto)
-    plan = make_plan(model, load_recipe("tensorrt-int8"))
-    encodings = calibrate(model, plan, collect_statistics(model, plan, [feed]))
+    model, plan, encodings = calibrated(proto, load_recipe("tensorrt-int8"))
     wrong = tuple(
         e.model_copy(update={"scale": (0.1,)}) if e.tensor == "x" else e for e in encodings.encodings
     )
@@ -181,22 +189,16 @@ def test_scales_that_the_type_lacks_are_refused() -> None:
 def test_narrow_limits_in_float16() -> None:
     """Limits of one's own are clipped to float16 numbers that stand for them, or the type is refused."""
     proto = as_type(BUILDERS["gemm"](), "float16")
-    model, feed = load(proto), half_feed(proto)
     for qtype, fits in (("int8[-100,100]", True), ("int14", False)):
         fields = {"qtype": qtype, "calibrator": "minmax"}
         recipe = load_recipe("tensorrt-int8").model_dump() | {"target": "simulation"}
         recipe |= {"activations": fields | {"symmetric": True}}
-        plan = make_plan(model, type(load_recipe("tensorrt-int8")).model_validate(recipe))
-        encodings = calibrate(model, plan, collect_statistics(model, plan, [feed]))
-        if not fits:
-            with pytest.raises(PlanError, match="float16 has no number that stands for the limits of int14"):
-                insert_qdq(model, plan, encodings)
+        made = calibrated(proto, Recipe.model_validate(recipe))
+        if fits:
+            assert_twins(made, half_feed(proto))
             continue
-        got, want = (
-            Session(insert(model, plan, encodings), 1, exact=True).run(feed)[0]
-            for insert in (insert_qdq, insert_fake_quantize)
-        )
-        np.testing.assert_array_equal(got, want)
+        with pytest.raises(PlanError, match="float16 has no number that stands for the limits of int14"):
+            insert_qdq(*made)
 
 
 def test_bfloat16_is_computed_in_float32_and_rounded_once() -> None:

@@ -168,15 +168,12 @@ def test_one_array_is_one_sample(name: str, tmp_path: Path) -> None:
 
 def test_weak_mixing_is_found_in_quantized_models() -> None:
     """Q/DQ models of sequences and of rows are distinguished, although its values move by whole steps."""
-    for name, whole in (("recurrent", True), ("sequence to class", True)):
-        proto = made(MIXED[name])
+    whole = [MIXED["recurrent"], MIXED["sequence to class"]]
+    for text in (*whole, BATCHED["recurrent, batch first"]):
+        proto = made(text)
         data = feeds_of(proto, 12, 8)
-        quantized = plain_quantize(proto, data).qdq
-        assert [len(feed["x"]) for feed in open_feeds(quantized, data)] == [12] * 8, (name, whole)
-    proto = made(BATCHED["recurrent, batch first"])
-    data = feeds_of(proto, 12, 8)
-    quantized = plain_quantize(proto, data).qdq
-    assert [len(feed["x"]) for feed in open_feeds(quantized, data)] == [1] * 96
+        sizes = [len(feed["x"]) for feed in open_feeds(plain_quantize(proto, data).qdq, data)]
+        assert sizes == ([12] * 8 if text in whole else [1] * 96), text
 
 
 @pytest.mark.whole
@@ -218,14 +215,7 @@ def test_a_graph_in_arrays_of_unequal_size(tmp_path: Path, capfd: pytest.Capture
     onnx.save(proto, tmp_path / "m.onnx")
     x = RNG.normal(size=(7, 8)).astype(np.float32)
     np.savez(tmp_path / "d.npz", x=x, a=RNG.integers(0, 7, 20), b=RNG.integers(0, 7, 20))
-    line = [
-        "observe",
-        str(tmp_path / "m.onnx"),
-        "--data",
-        str(tmp_path / "d.npz"),
-        "-o",
-        str(tmp_path / "s.npz"),
-    ]
+    line = f"observe {tmp_path}/m.onnx --data {tmp_path}/d.npz -o {tmp_path}/s.npz".split()
     assert main(line) == 1 and "--batch 0" in capfd.readouterr().err
     assert main([*line, "--batch", "0"]) == 0
 

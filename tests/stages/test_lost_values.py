@@ -39,19 +39,13 @@ def test_lost_values_are_named(calibrator: str, caplog: pytest.LogCaptureFixture
     assert "Lost typical values" in render_report(result)
 
 
-def test_kept_values_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Values that the grid reaches give no warning, and no line in the report."""
+@pytest.mark.parametrize(("largest", "recipe"), [(4.0, "tensorrt-int8"), (4000.0, "tensorrt-fp8")])
+def test_kept_values_are_not_named(largest: float, recipe: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Values that the grid reaches give no warning, and no line in the report; float8 has small ones too."""
     with caplog.at_level(logging.WARNING):
-        result = onnxfq.quantize(conv_relu(), feeds(4.0))
+        result = onnxfq.quantize(conv_relu(), feeds(largest), recipe=whole_recipe(recipe))
     assert "typical values" not in caplog.text
     assert "Lost typical values" not in render_report(result)
-
-
-def test_float8_keeps_them(caplog: pytest.LogCaptureFixture) -> None:
-    """The remedy works: float8 has small numbers too."""
-    with caplog.at_level(logging.WARNING):
-        onnxfq.quantize(conv_relu(), feeds(4000.0), recipe=whole_recipe("tensorrt-fp8"))
-    assert "typical values" not in caplog.text
 
 
 def test_probabilities_lose_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -215,19 +215,11 @@ def test_a_promise_is_kept_in_sequences() -> None:
 def test_the_same_trials_for_every_batch() -> None:
     """Remedies are tried and kept alike, sample by sample and as the data comes, to the last bit."""
     accuracy = onnxfq.AccuracyTarget(repair="thorough")
-    found = [
-        [
-            trial.model_copy(update={"seconds": 0.0, "evidence": None})
-            for trial in onnxfq.quantize(
-                SLOW,
-                STREAM,
-                recipe="onnxruntime-int8",
-                accuracy=accuracy,
-                options=onnxfq.RunOptions(batch=batch, exact=True),
-            ).trials
-        ]
-        for batch in (1, 0)
-    ]
+    found = []
+    for batch in (1, 0):
+        options = onnxfq.RunOptions(batch=batch, exact=True)
+        made = onnxfq.quantize(SLOW, STREAM, recipe="onnxruntime-int8", accuracy=accuracy, options=options)
+        found.append([one.model_copy(update={"seconds": 0.0, "evidence": None}) for one in made.trials])
     assert found[0] == found[1]
     assert any(trial.before is not None for trial in found[0])
 

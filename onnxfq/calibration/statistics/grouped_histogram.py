@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics.bins import BIN_COUNT, merge_counts
 from onnxfq.calibration.statistics.histogram import HISTOGRAM, OctaveSum, TensorStatistics
-from onnxfq.calibration.statistics.kind import COUNTS, TEXTS, Columns, Form, Kind, Observed, Results
+from onnxfq.calibration.statistics.kind import (
+    COUNTS,
+    TEXTS,
+    Columns,
+    Form,
+    Kind,
+    Observed,
+    Results,
+    take_columns,
+)
 from onnxfq.calibration.statistics.ranges import widen_ranges
 from onnxfq.errors import StatisticsError
 from onnxfq.numerics.granularity import Granularity
@@ -115,14 +124,6 @@ def _enclose(ranges: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.stack(ends, axis=-1).astype(np.float32)
 
 
-class GroupSum(OctaveSum):
-    """Accumulator for the channels or blocks of one tensor."""
-
-    def result(self) -> GroupStatistics:
-        """Return the statistics of all added feeds."""
-        return _read(self.observed, [self.ranges, self.totals, *self.counted()], self.feed_ranges())
-
-
 def _read(observed: Observed, results: Results, feed_ranges: NDArray[np.float32]) -> GroupStatistics:
     ranges, totals, keys, counts = results
     return GroupStatistics(
@@ -156,17 +157,10 @@ def _pack(groups: Mapping[str, GroupStatistics]) -> dict[str, NDArray[Any]]:
 def _unpack(columns: Columns) -> dict[str, GroupStatistics]:
     if "group_tensors" not in columns:
         return {}
-    missing = sorted(_FORMS.keys() - set(columns))
-    if missing:
-        raise ValueError(f"it lacks {missing[0]!r}")
-    ranges, totals, keys, counts, feed_ranges = (
-        columns[f"group_{name}"] for name in ("range", "totals", "keys", "counts", "feed_ranges")
-    )
+    names, blocks, ranges, totals, sizes, keys, counts, feed_ranges = take_columns(columns, _FORMS)
     groups: dict[str, GroupStatistics] = {}
     group, key = 0, 0
-    for name, text, size in zip(
-        columns["group_tensors"], columns["group_blocks"], columns["group_sizes"], strict=True
-    ):
+    for name, text, size in zip(names, blocks, sizes, strict=True):
         words = json.loads(str(text))
         shape = tuple(int(n) for n in words.pop("shape"))
         count = prod(shape)
@@ -198,7 +192,7 @@ GROUPED_HISTOGRAM: Kind[GroupStatistics] = Kind(
     noun="statistics of the groups of ",
     outputs=HISTOGRAM.outputs,
     suits=lambda observed: observed.shape is not None,
-    empty=GroupSum,
+    empty=lambda observed: OctaveSum(observed, _read),
     read=_read,
     merge=GroupStatistics.merge,
     fingerprint=GroupStatistics.fingerprint,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,18 @@ from onnxfq.calibration.statistics.bins import (
     bin_edges,
     merge_counts,
 )
-from onnxfq.calibration.statistics.kind import COUNTS, TEXTS, Columns, Form, Kind, Observed, Results
-from onnxfq.calibration.statistics.ranges import RangeSum
+from onnxfq.calibration.statistics.kind import (
+    COUNTS,
+    TEXTS,
+    Columns,
+    Form,
+    Kind,
+    Observed,
+    Results,
+    Value,
+    take_columns,
+)
+from onnxfq.calibration.statistics.ranges import refuse_nonfinite, widen_ranges
 from onnxfq.calibration.statistics.state import read_state
 from onnxfq.errors import StatisticsError
 
@@ -169,25 +179,35 @@ class TensorStatistics:
         return head + self.bins.astype("<i4").tobytes() + self.counts.astype("<i8").tobytes()
 
 
-class OctaveSum(RangeSum):
-    """Sum of the histogram of a whole tensor, or of the histograms of its groups.
+class OctaveSum(Generic[Value]):
+    """Sum of the ranges, counts and histograms of the groups of a tensor, or of all of it as one group.
 
     It holds only the octaves with values of any group, with 4 bytes per bin until a count may need 8: 10 to
     16 KB per group.
     """
 
-    def __init__(self, observed: Observed) -> None:
-        """Start empty."""
-        super().__init__(observed)
-        self._groups = observed.groups
+    def __init__(
+        self, observed: Observed, read: Callable[[Observed, Results, NDArray[np.float32]], Value]
+    ) -> None:
+        """Start empty; `read` makes the value, as of a kind."""
+        self._observed, self._read, self._groups = observed, read, observed.groups
+        self._ranges = np.tile(np.asarray([np.inf, -np.inf], np.float32), (self._groups, 1))
+        self._totals = np.zeros((self._groups, 4), np.int64)
+        self._kept: list[NDArray[np.float32]] = []
         self._places = np.full(BIN_COUNT // OCTAVE, -1, np.int16)  # of each octave in `_counts`
         self._counts: NDArray[Any] = np.zeros((0, self._groups, OCTAVE), np.uint32)
 
     def add(self, results: Results, feed: int) -> None:
         """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
         limits, totals, keys, counts = results
-        self.add_ranges(limits, totals, feed)
-        if self._counts.dtype == np.uint32 and self.totals[..., 0].max(initial=0) >= 1 << 32:
+        if self._observed.stop:
+            nans, infinities = (int(totals[..., kind].sum()) for kind in (1, 2))
+            refuse_nonfinite(self._observed.tensor, nans, infinities, feed)
+        self._ranges = widen_ranges(self._ranges, limits)
+        self._totals += totals
+        if self._observed.feed_ranges:
+            self._kept.append(limits)
+        if self._counts.dtype == np.uint32 and self._totals[:, 0].max(initial=0) >= 1 << 32:
             self._counts = self._counts.astype(np.int64)
         # Both sizes are powers of two: shifts and masks take half of the time of divisions, in every run.
         groups, octaves = keys >> _BIN_BITS, (keys & (BIN_COUNT - 1)) >> _OCTAVE_BITS
@@ -207,7 +227,12 @@ class OctaveSum(RangeSum):
         """Current size of the histograms."""
         return self._places.nbytes + self._counts.nbytes
 
-    def counted(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def result(self) -> Value:
+        """Return the statistics of all added feeds."""
+        kept = np.asarray(self._kept, np.float32).reshape(len(self._kept), self._groups, 2)
+        return self._read(self._observed, [self._ranges, self._totals, *self._counted()], kept)
+
+    def _counted(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the keys with values, group * BIN_COUNT + bin, ascending, and the count of each."""
         octaves = np.flatnonzero(self._places >= 0)
         places = self._places[octaves]
@@ -220,14 +245,6 @@ class OctaveSum(RangeSum):
             keys.append(((start + group) * BIN_COUNT + bins[column]).astype(np.int32))
             counts.append(part[group, column].astype(np.int64))
         return np.concatenate(keys), np.concatenate(counts)
-
-
-class HistogramSum(OctaveSum):
-    """Accumulator for a whole tensor."""
-
-    def result(self) -> TensorStatistics:
-        """Return the statistics of all added feeds."""
-        return TensorStatistics.from_results(self.ranges, self.totals, *self.counted(), self.feed_ranges())
 
 
 def _read(observed: Observed, results: Results, feed_ranges: NDArray[np.float32]) -> TensorStatistics:
@@ -253,10 +270,7 @@ def _pack(tensors: Mapping[str, TensorStatistics]) -> dict[str, NDArray[Any]]:
 
 
 def _unpack(columns: Columns) -> dict[str, TensorStatistics]:
-    missing = sorted(set(_FORMS) - set(columns))
-    if missing:
-        raise ValueError(f"it lacks {missing[0]!r}")
-    names, ranges, totals, sizes, bins, counts, feed_ranges = (columns[name] for name in _FORMS)
+    names, ranges, totals, sizes, bins, counts, feed_ranges = take_columns(columns, _FORMS)
     if bins.max(initial=0) >= BIN_COUNT:
         raise ValueError("'bins' has a number beyond the last bin")
     if not bins.size == counts.size == sum(map(int, sizes)):
@@ -286,7 +300,7 @@ HISTOGRAM: Kind[TensorStatistics] = Kind(
     noun="",
     outputs=("range", "counts", "bins", "bin_counts"),
     suits=lambda observed: observed.shape is None,
-    empty=HistogramSum,
+    empty=lambda observed: OctaveSum(observed, _read),
     read=_read,
     merge=TensorStatistics.merge,
     fingerprint=TensorStatistics.fingerprint,

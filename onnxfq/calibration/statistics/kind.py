@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -32,6 +32,13 @@ Key = tuple[Any, str]
 
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
+
+
+def take_columns(columns: Columns, names: Collection[str]) -> list[NDArray[Any]]:
+    """Return the columns of these names. Raises ValueError for a name that is missing."""
+    if missing := sorted(set(names) - columns.keys()):
+        raise ValueError(f"it lacks {missing[0]!r}")
+    return [columns[name] for name in names]
 
 
 @dataclass(frozen=True)

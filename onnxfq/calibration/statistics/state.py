@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics.bins import BIN_COUNT
-from onnxfq.calibration.statistics.kind import Observed, Results
+from onnxfq.calibration.statistics.kind import Results
 
 STATE_HEADER = 8
 """Length of a state before its histogram."""
@@ -81,8 +81,3 @@ def read_states(parts: Iterable[NDArray[np.int64]]) -> Results:
         read.append([limits, totals, (done * BIN_COUNT + keys).astype(np.int32), counts])
         done += len(states)
     return [np.concatenate(column) for column in zip(*read, strict=True)]
-
-
-def state_bytes(observed: Observed) -> int:
-    """Return the size in bytes of the states of a tensor with histograms."""
-    return empty_state().nbytes * observed.groups

@@ -18,7 +18,7 @@ from onnxfq.calibration.statistics.channel_ranges import CHANNEL_RANGES
 from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, GroupStatistics
 from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
 from onnxfq.calibration.statistics.input_kinds import Ends
-from onnxfq.calibration.statistics.kind import Columns, Form, InputKey, Key, Kind, Value
+from onnxfq.calibration.statistics.kind import Columns, Form, InputKey, Key, Kind, Value, take_columns
 from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.statistics.registry import KINDS
 from onnxfq.calibration.statistics.second_moments import (
@@ -346,9 +346,7 @@ def _check_columns(columns: Columns) -> Columns:
 
 
 def _unpack(columns: Columns) -> Statistics:
-    missing = sorted({"format", *_COLUMNS} - set(columns))
-    if missing:
-        raise ValueError(f"it lacks {missing[0]!r}")
+    take_columns(columns, ("format", *_COLUMNS))
     if str(columns["format"]) != FORMAT:
         raise ValueError(f"its format is {columns['format']}, not {FORMAT}")
     values: dict[Key, Any] = {}

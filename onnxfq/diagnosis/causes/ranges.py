@@ -93,7 +93,7 @@ def _explain(reading: RangeReading, readings: Sequence[RangeReading]) -> tuple[s
         zeros = f"{100 * part:.3g}% of the values, with {100 * energy:.3g}% of the energy, become 0"
         return "unsigned_on_signed", f"{covers}: {zeros}", True
     if reading.ratio > WIDE and reading.ratio > WIDE * min(typical(others), 1.0):
-        used = f"{covers}: {100 * reading.steps_used:.2g}% of its grid is used"
+        used = f"{covers}: {100 / reading.ratio:.2g}% of its grid is used"
         widest = float(np.quantile(others, WIDEST, method="lower")) if others else 1.0
         return "wide_range", used, reading.ratio > WIDE * max(widest, typical(others))
     least, most = (0.0, 0.0) if reading.excess_db >= GROSS_DB and reading.shift else reading.wander

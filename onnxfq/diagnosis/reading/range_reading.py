@@ -153,11 +153,6 @@ class RangeReading:
         """Error of the grid over the best one's of its type, in dB."""
         return ratio_db(*self.noises) if min(self.noises) > 0 else 0.0
 
-    @property
-    def steps_used(self) -> float:
-        """Share of the numbers of the grid that lie within the values."""
-        return min(1.0, 1.0 / self.ratio) if self.ratio else 1.0
-
 
 def mean_misfit(readings: Sequence[RangeReading]) -> float:
     """Return how far the ends of ranges and values are apart on average; 0 without ranges."""
