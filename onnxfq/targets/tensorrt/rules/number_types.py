@@ -242,9 +242,8 @@ def _comes_from_pair(site: NodeSite, tensor: str) -> bool:
 
 
 def _float_type(site: NodeSite, tensor: str) -> int:
-    maker = site.index.maker(tensor)
-    made_by = quantizer(maker) if maker is not None and maker.op in DEQUANTIZE_OPS else None
-    return site.index.dtype(tensor) if made_by is None else made_by.float_type
+    made_by = quantizer(site.index.maker(tensor))
+    return site.index.dtype(tensor) if made_by is None or made_by.quantizes else made_by.float_type
 
 
 RULES: tuple[Rule, ...] = (
