@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import attention, build, downsample, planned, two_branch, weights, with_override
+from builders import attention, build_used, downsample, planned, two_branch, weights, with_override
 
 from onnxfq.documents.plan import Plan
 
@@ -22,7 +22,8 @@ def block(main: str, skip: str = "", order: str = "c, {0}", tail: str = "y = Con
     text = f"""g (float[N,4,5,5] x) => (float[N,4,H,W] y) {{
         h = Relu (x) {main} {skip} [add] s = Add ({order.format("k" if skip else "h")}) {tail} }}"""
     values = {"w": weights(4, 4, 1, 1), "w2": weights(4, 4, 1, 1, seed=2), "k5": weights(5)}
-    return planned(build(text, values))
+    values |= {"k4": weights(4), "k1": weights(1, 4, 1, 1), "var": np.ones(4, np.float32)}
+    return planned(build_used(text, values))
 
 
 @pytest.mark.parametrize("order", ["c, {0}", "{0}, c"], ids=["conv-first", "skip-first"])
@@ -42,15 +43,7 @@ def test_identity_skip(order: str) -> None:
 )
 def test_folded_operators_between(main: str) -> None:
     """Nodes folded into the Conv, its BatchNormalization or a scale, do not hide it."""
-    text = f"""g (float[N,4,5,5] x) => (float[N,4,5,5] y) {{
-        h = Relu (x) {main} [add] s = Add (c, h) y = Conv (s, w2) }}"""
-    values = {
-        "w": weights(4, 4, 1, 1),
-        "w2": weights(4, 4, 1, 1),
-        "k4": weights(4),
-        "k1": weights(1, 4, 1, 1),
-    }
-    assert skips(planned(build(text, values | {"var": np.ones(4, np.float32)}))) == [("h", "add", 1)]
+    assert skips(block(main)) == [("h", "add", 1)]
 
 
 def test_block_with_batch_norm() -> None:

@@ -119,26 +119,26 @@ def test_per_tensor_weights() -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_both_sides_or_none(name: str) -> None:
-    """Every weighted operator, in bodies too, has all its needs placed: one float side makes it float."""
+    """Every weighted operator, in bodies too, has all its needs placed, since one float side makes it float.
+
+    No placement is read by a third input, a bias.
+    """
     model = load(BUILDERS[name]())
     plan = planned(BUILDERS[name]())
     placed = {use for placement in plan.placements for use in placement.uses}
+    assert all(use.input < 2 for use in placed)
     nodes = {n.node: n for n in plan.nodes}
     for node in list_nodes(model.proto.graph):
         if node.op_type in WEIGHTED_INPUTS:
             assert set(nodes[node.name].needs) <= placed
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_biases_are_never_quantized(name: str) -> None:
-    """No placement is read by a third input."""
-    assert all(use.input < 2 for p in planned(BUILDERS[name]()).placements for use in p.uses)
-
-
-def test_shared_weights_are_placed_once() -> None:
-    """One weight of two readers is one placement with two uses."""
+def test_one_tensor_is_placed_once() -> None:
+    """A weight of two readers, and a tensor on both inputs of one node, are one placement with two uses."""
     (weight,) = planned(shared_weight()).weights
     assert weight.uses == (("first", 1), ("second", 1))
+    (placement,) = planned(same_tensor_twice()).placements
+    assert placement.uses == (("mm", 0), ("mm", 1))
 
 
 def test_weight_shared_along_different_axes() -> None:
@@ -150,12 +150,6 @@ def test_weight_shared_along_different_axes() -> None:
     (weight,) = planned(proto).weights
     assert weight.spec.granularity.axis is None
     assert "different channel axes" in weight.why
-
-
-def test_one_tensor_on_both_inputs() -> None:
-    """A tensor read twice by one node is placed once with both slots."""
-    (placement,) = planned(same_tensor_twice()).placements
-    assert placement.uses == (("mm", 0), ("mm", 1))
 
 
 def test_two_activations() -> None:

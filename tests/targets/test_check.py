@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import attention, build, conv_relu, qdq_of, stage
+from engines import needs_builder
 from onnx.backend.test.case.node import collect_testcases
 from planted import CONV, change, conv_constants, stored
 
@@ -25,11 +26,10 @@ from onnxfq.targets.profiles import profiles
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder import build as building
 from onnxfq.targets.tensorrt.builder import jobs
-from onnxfq.targets.tensorrt.builder.jobs import Report, builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import Report
 from onnxfq.targets.tensorrt.rules.structure import STANDARD, UNSUPPORTED
 
 OPSET = {"opset": 21, "ir": 10}
-needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 
 def conv(**changes: object) -> onnx.ModelProto:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import BUILDERS, feed_for, plain_quantize
+from engines import needs_builder
 from exported_engines import classic_layer, export_listing, profile_of
 
 import onnxfq
@@ -21,9 +22,7 @@ from onnxfq.cli.main import main
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.exported import read_layers, read_times
-from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 
-needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 MODELS = ["two_branch", "attention", "gemm"]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import feed_for, linear, plain_quantize, whole_recipe
+from engines import needs_builder
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -18,7 +19,7 @@ from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import BuildOptions, target_by_name
-from onnxfq.targets.tensorrt.builder.jobs import Job, builder_installed, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, run_jobs
 from onnxfq.targets.tensorrt.gpus import CAPABILITIES, FORMATS, find_cell, read_gpu
 from onnxfq.targets.tensorrt.tools.gpu_fit import NEXT, judge_recipe, list_formats
 
@@ -26,7 +27,7 @@ BUILT = [75, 80, 86, 89, 120, 121]
 OURS = [name for name, recipe in RECIPES.items() if recipe.target == "tensorrt"]
 
 
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 @pytest.mark.parametrize("name", ["tensorrt-int8", "tensorrt-fp8", "tensorrt-int4", "tensorrt-nvfp4"])
 def test_the_builder_agrees(name: str, tmp_path: Path) -> None:
     """The builder makes an engine of a recipe for exactly the architectures that the table gives it.
@@ -163,7 +164,7 @@ def test_models_are_checked() -> None:
         onnxfq.check(model, "onnxruntime", gpus=["l4"])
 
 
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 def test_builds_are_for_the_gpus(tmp_path: Path) -> None:
     """`--build` is for the GPUs that are given, and a warning names one without kernels there."""
     proto = linear(64, 64)

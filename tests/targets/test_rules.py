@@ -8,13 +8,14 @@ from pathlib import Path
 
 import onnx
 import pytest
+from engines import needs_builder
 from planted import CASES, Planted
 
 from onnxfq import targets
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.tensorrt.builder.build import capabilities
-from onnxfq.targets.tensorrt.builder.jobs import Job, Report, builder_installed, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, Report, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.structure import EXTRA, STANDARD, UNSUPPORTED
 from onnxfq.tools.check import check
@@ -27,7 +28,6 @@ OTHERS = {
     "qnn": "test_qnn.py",
 }
 GUIDE = Path(__file__).parents[2] / "docs" / "tensorrt.md"
-needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 
 def by_name(case: Planted) -> str:
