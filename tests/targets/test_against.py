@@ -56,32 +56,18 @@ def test_the_twin_is_the_graph_without_pairs(recipe: str) -> None:
 
 def figures(kernels: int, weights_read: int, written: int = 100, attentions: int = 0) -> EngineFigures:
     """Return figures of an engine in float16."""
-    return EngineFigures(
-        kernels=kernels,
-        attentions=attentions,
-        quantizing=0,
-        written=written,
-        weights=weights_read,
-        floats="float16",
-    )
+    counted = {"kernels": kernels, "attentions": attentions, "written": written, "weights": weights_read}
+    return EngineFigures(**counted, quantizing=0, floats="float16")
 
 
 @pytest.mark.parametrize(
     ("ours", "plain", "said"),
     [
-        (
-            figures(12, 900_000),
-            figures(10, 1_000_000),
-            "each of 2 kernels more saves 48.8 kB of weights",
-        ),
+        (figures(12, 900_000), figures(10, 1_000_000), "each of 2 kernels more saves 48.8 kB of weights"),
         (figures(12, 1000), figures(10, 1000), "slower at batch 1: each of 2 kernels more saves no weights"),
         (figures(12, 1_000_000), figures(10, 2_000_000), "do not speak against it: 2 kernels more, 0.95 MB"),
         (figures(11, 1000), figures(10, 2000), "do not speak against it: 1 kernels more"),
-        (
-            figures(9, 1000, 200),
-            figures(10, 2000),
-            "the counts disagree: 1 kernels less, 0.00 MB",
-        ),
+        (figures(9, 1000, 200), figures(10, 2000), "the counts disagree: 1 kernels less, 0.00 MB"),
         (figures(10, 1000), figures(10, 2000, attentions=2), "; 2 attention(s) in one kernel less"),
     ],
 )
