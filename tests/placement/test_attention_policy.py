@@ -9,15 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import (
-    add_large_product,
-    build,
-    linear,
-    planned,
-    weights,
-    whole_recipe,
-    with_override,
-)
+from builders import add_large_product, build, linear, planned, weights, whole_recipe, with_override
 from engines import count_all, needs_builder, see_engines, unmeasured
 
 from onnxfq.documents.plan import Plan

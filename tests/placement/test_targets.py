@@ -77,10 +77,7 @@ IN_FLOAT = {
         "do",
     ),
     "odd": (linear(256, 5), "TensorRT packs two int4 numbers in a byte: the last axis of [256, 5] is odd"),
-    "conv": (
-        conv_relu(),
-        "TensorRT multiplies in float where only the weight of a Conv is quantized",
-    ),
+    "conv": (conv_relu(), "TensorRT multiplies in float where only the weight of a Conv is quantized"),
 }
 
 

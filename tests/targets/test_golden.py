@@ -85,8 +85,7 @@ def compare(file: str, found: dict[str, dict[str, object]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.sample if name == "unet" else ()) for name in BUILT],
+    "name", [pytest.param(name, marks=pytest.mark.sample if name == "unet" else ()) for name in BUILT]
 )
 def test_networks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Well-known networks keep every node in low precision that is planned so, and `check` finds nothing."""

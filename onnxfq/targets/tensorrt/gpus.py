@@ -17,12 +17,7 @@ from onnxfq.errors import DataError, nearest
 MATRIX = "NVIDIA's support matrix of TensorRT 10 and 11"
 BUILDS = "builds of TensorRT for RTX 1.7.1"
 
-LEAST_CAPABILITY: dict[str, int] = {
-    "int8": 75,
-    "int4": 80,
-    "float8e4m3fn": 89,
-    "float4e2m1": 100,
-}
+LEAST_CAPABILITY: dict[str, int] = {"int8": 75, "int4": 80, "float8e4m3fn": 89, "float4e2m1": 100}
 """Compute capability, ten times the number that NVIDIA prints: 89 for 8.9."""
 
 BUILT = frozenset({75, 80, 86, 89, 120, 121})

@@ -38,11 +38,7 @@ from onnxfq.targets.tensorrt.limits import (
     explain_right_side,
     suggest_block,
 )
-from onnxfq.targets.tensorrt.rewrites.block_formats import (
-    DYNAMIC_RANKS,
-    WEIGHTS_ALONE,
-    multiplies_rows,
-)
+from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS, WEIGHTS_ALONE, multiplies_rows
 
 _MULTIPLIED = ("MatMul", "Gemm")
 

@@ -16,13 +16,7 @@ from onnxfq.interchange.polygraphy_json import inputs_json, outputs_json
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.profiles import ENDS, Profile
 from onnxfq.targets.target import Kit, Samples
-from onnxfq.targets.tensorrt.tools.scripts import (
-    LAYERS_FILE,
-    LIST_COMMAND,
-    LIST_LAYERS,
-    PROFILE_FILE,
-    script,
-)
+from onnxfq.targets.tensorrt.tools.scripts import LAYERS_FILE, LIST_COMMAND, LIST_LAYERS, PROFILE_FILE, script
 
 RELEASES = (10, 11)
 """Major versions of TensorRT that commands are written for."""
