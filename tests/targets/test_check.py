@@ -308,17 +308,6 @@ def test_large_models_are_built_from_two_files(monkeypatch: pytest.MonkeyPatch, 
     assert str(onnxfq.check(tmp_path / "m.onnx", build=BuildOptions()).coverage[0]) == "Conv 1/1 low"
 
 
-@needs_builder
-def test_result_reads_back_from_json() -> None:
-    """The JSON of a result is the result."""
-    result = onnxfq.check(conv(), build=BuildOptions())
-    assert CheckResult.model_validate_json(result.model_dump_json()) == result
-    assert [(n.device, n.node, n.verdict) for n in result.engine] == [
-        ("SM86", "conv", "low"),
-        ("SM89", "conv", "low"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("shapes", "expected"),
     [
