@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encoding, Encodings
@@ -33,10 +34,12 @@ from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.targets.tensorrt.builder.build import capabilities
 from onnxfq.targets.tensorrt.builder.figures import compare_layers
-from onnxfq.targets.tensorrt.builder.jobs import Job, Report, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, Report, builder_installed, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
+
+needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 SECONDS = 120
 """For one engine; a busy machine is slow, and none takes a tenth of it."""
@@ -86,6 +89,18 @@ def counts(proto: onnx.ModelProto, reports: dict[str, Report]) -> dict[str, dict
         rows["attention in one kernel"] = sum(layer.is_attention for layer in parse_layers(report.layers))
         found[capability] = {row: count for row, count in sorted(rows.items()) if count}
     return found
+
+
+def count_all(folder: Path, models: dict[str, onnx.ModelProto]) -> dict[str, dict[str, dict[str, int]]]:
+    """Build all `models`; return the `counts` of each, by name."""
+    return {name: counts(models[name], found) for name, found in build_all(folder, models).items()}
+
+
+def see_engines(folder: Path, proto: onnx.ModelProto) -> list[dict[str, str]]:
+    """Build a model for all of its architectures; return the `verdicts` of each engine."""
+    reports = build_all(folder, {"m": proto})["m"].values()
+    assert all(report.built for report in reports), reports
+    return [verdicts(read(proto, EXTRA), report) for report in reports]
 
 
 def depthwise_channels(proto: onnx.ModelProto, name: str) -> int:

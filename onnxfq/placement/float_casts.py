@@ -65,22 +65,12 @@ Shapes = Callable[[str], Sequence[int | None] | None]
 """Returns the shape of a tensor, with None for open dimensions; None if the rank is unknown."""
 
 
-def no_rule(node: onnx.NodeProto, half: FloatInfo) -> str | None:
-    """Leave the decision to the rules that hold for every target."""
-    return None
-
-
-def take_casts(node: onnx.NodeProto, shapes: Shapes) -> str:
-    """Take a Cast in front of any node."""
-    return ""
-
-
 def plan_floats(
     proto: onnx.ModelProto,
     observed: Mapping[str, TensorStatistics] | None,
     options: FloatOptions,
-    rule: CastRule = no_rule,
-    cast_free: CastFreeRule = take_casts,
+    rule: CastRule = lambda node, half: None,
+    cast_free: CastFreeRule = lambda node, shapes: "",
     drawn: Mapping[str, TensorStatistics] | None = None,
 ) -> FloatPlan:
     """Choose the float type of each node of a Q/DQ model.

@@ -16,13 +16,7 @@ from onnxfq.graph.constants import constant_array
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import BIASED_PRODUCTS, STANDARD_DOMAINS, channel_axis
 from onnxfq.graph.patterns.whole_numbers import WholeNumbers
-from onnxfq.graph.queries import (
-    float_type,
-    is_dequantized,
-    nodes_by_graph,
-    nodes_out_of_reach,
-    weight_source,
-)
+from onnxfq.graph.queries import float_type, is_dequantized, nodes_by_graph, nodes_out_of_reach, weight_source
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
@@ -35,11 +29,7 @@ from onnxfq.support.reasons import Reason
 
 
 def decide_operators(
-    graph: gs.Graph,
-    weighted: list[NodeDecision],
-    recipe: Recipe,
-    policy: TargetPolicy,
-    whole: WholeNumbers,
+    graph: gs.Graph, weighted: list[NodeDecision], recipe: Recipe, policy: TargetPolicy, whole: WholeNumbers
 ) -> list[NodeDecision]:
     """Add the placements of operators that the policy lists to `weighted`.
 

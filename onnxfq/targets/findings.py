@@ -132,15 +132,12 @@ class CheckResult(PrintedRecord):
             if counts[one]
         ]
         how = f"built by {self.builder}" if self.builder else "by the rules, nothing was built"
-        lines.append(
-            f"coverage   {', '.join(map(str, self.coverage)) or 'no operator between pairs'} ({how})"
-        )
+        covered = ", ".join(map(str, self.coverage)) or "no operator between pairs"
+        lines.append(f"coverage   {covered} ({how})")
         lines += [] if self.listing is None else self.listing.lines()
         lines.append(f"findings   {', '.join(words) or 'none'}")
-        rules = Counter(finding.rule for finding in self.ignored)
-        lines += (
-            [f"ignored    {', '.join(f'{count} {rule}' for rule, count in rules.items())}"] if rules else []
-        )
+        rules = Counter(finding.rule for finding in self.ignored).items()
+        lines += [f"ignored    {', '.join(f'{count} {rule}' for rule, count in rules)}"] if rules else []
         lines += [line for compared in self.against for line in compared.lines()]
         return "\n".join(lines)
 

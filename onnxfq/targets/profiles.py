@@ -149,7 +149,7 @@ def set_ends(proto: onnx.ModelProto, found: Mapping[str, Profile], ends: Ends) -
     for name, profile in made.items():
         for one, other in ((0, 1), (1, 2)):
             if any(a > b for a, b in zip(profile[one], profile[other], strict=True)):
-                texts = [f"{end} {_text(shape)}" for end, shape in zip(ENDS, profile, strict=True)]
+                texts = [f"{end} {name_sizes(shape)}" for end, shape in zip(ENDS, profile, strict=True)]
                 raise DataError(
                     f"the shapes of input {name!r} are out of order: {', '.join(texts)}; give all that "
                     "differ from the data"
@@ -164,8 +164,8 @@ def check_covered(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> None:
             shape = feed[name].shape
             if any(not a <= size <= b for a, size, b in zip(low, shape, high, strict=True)):
                 raise DataError(
-                    f"sample {number} has {name!r} {_text(shape)}, outside of {_text(low)} to {_text(high)}; "
-                    "widen the shapes, or give other data"
+                    f"sample {number} has {name!r} {name_sizes(shape)}, outside of {name_sizes(low)} to "
+                    f"{name_sizes(high)}; widen the shapes, or give other data"
                 )
 
 
@@ -173,7 +173,8 @@ def _ends_of(size: int | Range) -> Range:
     return (size, size) if isinstance(size, int) else size
 
 
-def _text(shape: Sequence[int]) -> str:
+def name_sizes(shape: Sequence[int]) -> str:
+    """Return a shape as `1x3x224x224`."""
     return "x".join(map(str, shape))
 
 
@@ -184,11 +185,11 @@ def _check_dims(name: str, dims: list[onnx.TensorShapeProto.Dimension], given: S
     )
     if not fits:
         wanted = "x".join("?" if size is None else str(size) for size in fixed)
-        raise DataError(f"input {name!r} is {wanted}, but the given shape is {_text(given)}; correct it")
+        raise DataError(f"input {name!r} is {wanted}, but the given shape is {name_sizes(given)}; correct it")
     if prod(given) > MOST_ELEMENTS:
         raise DataError(
-            f"input {name!r} would have {prod(given):,} elements in the given shape {_text(given)}; TensorRT "
-            f"takes up to {MOST_ELEMENTS:,}, give less"
+            f"input {name!r} would have {prod(given):,} elements in the given shape {name_sizes(given)}; "
+            f"TensorRT takes up to {MOST_ELEMENTS:,}, give less"
         )
 
 

@@ -17,7 +17,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.model import Model
 from onnxfq.passes.qdq_form import PLAIN, QdqForm
-from onnxfq.placement.float_casts import CastFreeRule, CastRule, no_rule, take_casts
+from onnxfq.placement.float_casts import CastFreeRule, CastRule
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.runtime.unsupported_ops import FOREIGN_DOMAINS
 from onnxfq.support.attempts import attempt
@@ -172,8 +172,8 @@ class Target:
     unit: Callable[[str], str] = lambda node: node
     has_pairs: bool = True
     domains: Mapping[str, str] = field(default_factory=dict)
-    keeps_float32: CastRule = no_rule
-    cast_free: CastFreeRule = take_casts
+    keeps_float32: CastRule = lambda node, half: None
+    cast_free: CastFreeRule = lambda node, shapes: ""
     conversion: str = ""
     check: Check | None = None
     rules: str = ""

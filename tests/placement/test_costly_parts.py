@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, feed_for, planned, weights
-from engines import build_all, build_beside_half, unmeasured
+from engines import build_beside_half, needs_builder, unmeasured
 from plan_networks import dense
 
 from onnxfq.cli.main import main
@@ -18,19 +18,13 @@ from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.placement import costly_parts
 from onnxfq.placement.costly_parts import MOST
 from onnxfq.stages import plan as stages_plan
-from onnxfq.targets.reading.context import read
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.tensorrt.builder.figures import count_layers
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
-from onnxfq.targets.tensorrt.builder.layers import parse_layers
-from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
-from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
 FP8, NVFP4 = load_recipe("tensorrt-fp8"), load_recipe("tensorrt-nvfp4")
-NEEDS_BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 
-def perceptrons(count: int, width: int = 1024) -> onnx.ModelProto:
+def perceptrons(count: int, width: int = 1024, rows: str = "1,16") -> onnx.ModelProto:
     """Blocks of two products around a GELU, and a norm."""
     text = "".join(
         f"n{i} = LayerNormalization (x{i}, s) [wide{i}] a{i} = MatMul (n{i}, w) b{i} = Add (a{i}, u) "
@@ -39,7 +33,7 @@ def perceptrons(count: int, width: int = 1024) -> onnx.ModelProto:
         for i in range(count)
     )
     return build(
-        f"g (float[1,16,{width}] x0) => (float[1,16,{width}] y) {{ {text} "
+        f"g (float[{rows},{width}] x0) => (float[{rows},{width}] y) {{ {text} "
         f"y = LayerNormalization (x{count}, s) }}",
         {
             **{"w": weights(width, 4 * width), "v": weights(4 * width, width), "s": weights(width)},
@@ -84,12 +78,8 @@ def test_large_products_with_dynamic_scales_stay(monkeypatch: pytest.MonkeyPatch
 def test_the_parts_that_save_most_stay() -> None:
     """A product with a larger weight is the first to stay."""
     proto = perceptrons(10)
-    wider = proto.graph.initializer.add()
-    wider.CopyFrom(onnx.numpy_helper.from_array(weights(1024, 8192), "w2"))
-    taller = proto.graph.initializer.add()
-    taller.CopyFrom(onnx.numpy_helper.from_array(weights(8192, 1024), "v2"))
-    bias = proto.graph.initializer.add()
-    bias.CopyFrom(onnx.numpy_helper.from_array(weights(8192), "u2"))
+    for name, shape in (("w2", (1024, 8192)), ("v2", (8192, 1024)), ("u2", (8192,))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weights(*shape), name))
     for node in proto.graph.node:
         if node.name == "wide7" or node.name == "narrow7" or list(node.output) == ["b7"]:
             node.input[1] += "2"
@@ -98,7 +88,7 @@ def test_the_parts_that_save_most_stay() -> None:
 
 
 @pytest.mark.whole
-@NEEDS_BUILDER
+@needs_builder
 def test_engines(tmp_path: Path) -> None:
     """The engine of a plan has the kernels that are counted for it."""
     for recipe, more in ((FP8, 0), (FP8.override(small_shapes="bytes"), 2)):
@@ -139,11 +129,7 @@ def test_attention_over_other_tokens() -> None:
 def test_nothing_pays(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`quantize` ends well without a pair, and names in one line the number of nodes and the remedy."""
     text = "[one] a = MatMul (x, w) r = Relu (a) [two] y = MatMul (r, w)"
-    proto = build(
-        f"g (float[1,8,64] x) => (float[1,8,64] y) {{ {text} }}",
-        {"w": weights(64, 64)},
-        opset=18,
-    )
+    proto = build(f"g (float[1,8,64] x) => (float[] y) {{ {text} }}", {"w": weights(64, 64)}, opset=18)
     model, data, made = tmp_path / "m.onnx", tmp_path / "d.npz", tmp_path / "q.onnx"
     onnx.save(proto, model)
     np.savez(data, **feed_for(proto))
@@ -210,12 +196,11 @@ def test_products_without_a_weight(tmp_path: Path) -> None:
     assert reasons(planned(proto, FREE4)).keys() == {"both"}
     assert not reasons(planned(proto, asked(FREE4)))
     if builder_installed():
-        models = {"plan": unmeasured(proto, FREE4, "fp16"), "asked": unmeasured(proto, asked(FREE4), "fp16")}
-        kernels = {
-            name: count_layers(parse_layers(reports.popitem()[1].layers), {}).kernels
-            for name, reports in build_all(tmp_path, models).items()
-        }
-        assert kernels["plan"] + 2 <= kernels["asked"], kernels
+        plan, more = (
+            build_beside_half(unmeasured(proto, recipe, "fp16"), tmp_path)[0].kernels
+            for recipe in (FREE4, asked(FREE4))
+        )
+        assert plan + 2 <= more
 
 
 def test_the_recipe_decides() -> None:
@@ -226,43 +211,23 @@ def test_the_recipe_decides() -> None:
     assert not reasons(planned(two(64), FREE4.override(entry_bytes=0)))
 
 
-def perceptron(width: int) -> onnx.ModelProto:
-    """A block of a transformer without attention: products around a GELU, and norms."""
-    return build(
-        f"""g (float[2,64,{width}] x) => (float[2,64,{width}] y) {{ n = LayerNormalization (x, s, t)
-        [wide] a = MatMul (n, w) b = Add (a, u) g0 = Div (b, r) g1 = Erf (g0) g2 = Add (g1, one)
-        g3 = Mul (b, g2) c = Mul (g3, half) [narrow] e = MatMul (c, v) f = Add (e, z) h = Add (f, x)
-        y = LayerNormalization (h, s, t) }}""",
-        {
-            "w": weights(width, 4 * width),
-            "v": weights(4 * width, width),
-            "u": weights(4 * width),
-            **{name: weights(width) for name in ("s", "t", "z")},
-            **{"r": np.float32(2**0.5), "one": np.float32(1), "half": np.float32(0.5)},
-        },
-        opset=18,
-    )
-
-
 def test_a_kernel_behind_a_product_has_to_pay() -> None:
     """In half a GELU joins the product in front, a norm does not; a large weight pays for the kernel."""
-    assert reasons(planned(perceptron(128), FREE8)).keys() & {"wide", "narrow"} == {"wide"}
-    for plan in (
-        planned(perceptron(128), asked(FREE8)),
-        planned(perceptron(1024), FREE8),
-        planned(perceptron(128), "tensorrt-int8"),
-    ):
-        assert not reasons(plan).keys() & {"wide", "narrow"}
+    small, large = perceptrons(1, 128, "2,64"), perceptrons(1, 1024, "2,64")
+    products = {"wide0", "narrow0"}
+    assert reasons(planned(small, FREE8)).keys() & products == {"wide0"}
+    for proto, recipe in ((small, asked(FREE8)), (large, FREE8), (small, "tensorrt-int8")):
+        assert not reasons(planned(proto, recipe)).keys() & products
 
 
-@NEEDS_BUILDER
+@needs_builder
 def test_only_the_product_in_front_of_a_gelu_costs_a_kernel(tmp_path: Path) -> None:
     """By the plan the engine has the kernels of half, and one more if both products are in float8.
 
     If the second one fails, a kernel of float8 takes the operators behind it, and `price_sums` can go.
     """
     for recipe, more in ((FREE8, 0), (asked(FREE8), 1)):
-        ours, half = build_beside_half(unmeasured(perceptron(128), recipe, "fp16"), tmp_path)
+        ours, half = build_beside_half(unmeasured(perceptrons(1, 128, "2,64"), recipe, "fp16"), tmp_path)
         assert ours.kernels == half.kernels + more
 
 
@@ -292,17 +257,15 @@ def test_a_weight_that_is_computed_is_a_weight() -> None:
     assert told[0] == told[1] and f"cost {(1 << 20) + 4 * 64 - saved:,.0f} bytes" in told[0]
 
 
-@NEEDS_BUILDER
+@needs_builder
 def test_small_convolutions_have_more_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the convolutions that the rule leaves in float an engine has twelve layers more than in half."""
     monkeypatch.setattr(stages_plan, "leave_out_costly", lambda decisions, *_: decisions)
-    low = unmeasured(dense(3), FREE8, "fp16")
-    built = build_all(tmp_path, {"all": low, "half": without_pairs(read(low, EXTRA))})
-    count = {name: len(parse_layers(reports.popitem()[1].layers)) for name, reports in built.items()}
-    assert count["all"] >= count["half"] + 12, count
+    low, half = build_beside_half(unmeasured(dense(3), FREE8, "fp16"), tmp_path)
+    assert low.kernels >= half.kernels + 12
 
 
-@NEEDS_BUILDER
+@needs_builder
 def test_each_convolution_has_a_kernel_more(tmp_path: Path) -> None:
     """It quantizes the result for the next convolution; if this fails, none counts."""
     layers = "".join(
@@ -312,7 +275,5 @@ def test_each_convolution_has_a_kernel_more(tmp_path: Path) -> None:
         f"g (float[1,32,16,16] x) => (float[] y) {{ r0 = Relu (x) {layers} y = Neg (r4) }}",
         {"w": weights(32, 32, 3, 3)},
     )
-    low = unmeasured(proto, asked(FP8), "fp16")
-    built = build_all(tmp_path, {"low": low, "half": without_pairs(read(low, EXTRA))})
-    count = {name: len(parse_layers(reports.popitem()[1].layers)) for name, reports in built.items()}
-    assert count["low"] >= count["half"] + 3, count
+    low, half = build_beside_half(unmeasured(proto, asked(FP8), "fp16"), tmp_path)
+    assert low.kernels >= half.kernels + 3

@@ -31,10 +31,10 @@ def network(rest: str = "", shape: str = "N,3,6,6", **more: object) -> onnx.Mode
     return build(text, constants | more)
 
 
-def twice() -> onnx.ModelProto:
-    """A depthwise convolution with two outputs of each channel."""
-    text = "g (float[N,4,6,6] h) => (float[N,8,6,6] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
-    return build(text, {"w1": weights(8, 1, 3, 3)})
+def alone(channels: str = "4", outputs: int = 4) -> onnx.ModelProto:
+    """A depthwise convolution of the input, whose channels may be open, with one or two outputs of each."""
+    text = f"g (float[N,{channels},6,6] h) => (float[] y) {{ {DEPTHWISE.replace('d =', 'y =')} }}"
+    return build(text, {"w1": weights(outputs, 1, 3, 3)})
 
 
 def spec_of(proto: onnx.ModelProto, tensor: str = "h", recipe: str | Recipe = "tensorrt-int8") -> QuantSpec:
@@ -61,8 +61,7 @@ def test_a_scale_for_each_channel_where_the_target_takes_it() -> None:
     assert str(spec) == "uint8 asymmetric per-axis 1" and not spec.equalized
     shared = network("[last] e = Conv (h, w2)\n y = Concat <axis = 1> (d, e)")
     assert spec_of(shared, recipe="openvino-int8").granularity == PER_TENSOR
-    text = "g (float[N,C,6,6] h) => (float[a,b,c,d] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
-    for proto in (build(text, {"w1": weights(4, 1, 3, 3)}), twice()):
+    for proto in (alone("C"), alone(outputs=8)):
         assert spec_of(proto, recipe="openvino-int8").equalized
 
 
@@ -104,21 +103,13 @@ def test_a_shared_weight() -> None:
     assert any("copied 1 time" in note for note in model.notes)
 
 
-def test_open_channels() -> None:
-    """The weight tells the number of channels where the input does not."""
-    text = "g (float[N,C,6,6] h) => (float[a,b,c,d] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
-    assert spec_of(build(text, {"w1": weights(4, 1, 3, 3)})).equalized
-
-
-def test_several_outputs_a_channel() -> None:
-    """A channel that is read for several outputs is still one."""
-    assert spec_of(twice()).equalized
+def test_channels_of_the_weight() -> None:
+    """The weight tells the number of channels where the input does not, also with several outputs of each."""
+    assert spec_of(alone("C")).equalized and spec_of(alone(outputs=8)).equalized
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"equalize": "none"}, {"calibrator": "range:-1,1"}, {"granularity": "per_axis"}],
-    ids=str,
+    "changes", [{"equalize": "none"}, {"calibrator": "range:-1,1"}, {"granularity": "per_axis"}], ids=str
 )
 def test_recipes_that_do_not(changes: dict) -> None:
     """`none`, a given range and several scales are not overruled."""
@@ -132,9 +123,7 @@ def test_recipes_that_do_not(changes: dict) -> None:
 def test_weights_with_one_scale() -> None:
     """A weight with one scale for all channels cannot take up their factors."""
     base = load_recipe("tensorrt-int8")
-    recipe = base.model_copy(
-        update={"weights": base.weights.model_copy(update={"granularity": "per_tensor"})}
-    )
+    recipe = base.override(weights={"granularity": "per_tensor"})
     assert not spec_of(network(), recipe=recipe).equalized
 
 
@@ -164,8 +153,7 @@ def test_depthwise_in_float() -> None:
 
 def by_channel(x: np.ndarray) -> Encoding:
     """The encoding for OpenVINO of `x`, the input of a depthwise convolution with ten samples."""
-    text = "g (float[N,4,6,6] h) => (float[a,b,c,d] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
-    model = load(build(text, {"w1": weights(4, 1, 3, 3)}))
+    model = load(alone())
     plan = onnxfq.make_plan(model, load_recipe("openvino-int8"))
     statistics = onnxfq.collect_statistics(model, plan, [{"h": x}])
     assert statistics.groups == {}  # ranges alone, so that statistics stay small

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import Arrays, build_used, feed_for, planned, qdq_of, stage, weights, with_override
-from engines import build_all, counts, unmeasured
+from engines import count_all, needs_builder, unmeasured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +18,6 @@ from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.runtime.session import Session
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.check import check
 from onnxfq.tools.convert import convert
 
@@ -133,21 +132,21 @@ CASES: dict[str, tuple[onnx.ModelProto, str | Recipe]] = {
 }
 
 
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 @pytest.mark.share(2)
 @pytest.mark.parametrize("floats", ["fp16", "fp32"])
 def test_all_of_it_is_low(floats, tmp_path: Path) -> None:
     """The builder runs all four products in low precision, two of them in one kernel; check is content."""
     made = {name: unmeasured(proto, recipe, floats) for name, (proto, recipe) in CASES.items()}
-    for name, reports in build_all(tmp_path, made).items():
-        for row in counts(made[name], reports).values():
+    for name, rows in count_all(tmp_path, made).items():
+        for row in rows.values():
             linear = "Gemm low as low" if name == "Gemm" else "MatMul low as low"
             assert row.pop("attention in one kernel") == 1, name
             assert sum(row.values()) == 4 and set(row) == {linear, "MatMul low as low"}, (name, row)
         assert not check(made[name]).findings, name
 
 
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 def test_why_it_is_so(tmp_path: Path) -> None:
     """With a pair for each part the builder makes the weight of the product float, and check warns of it.
 
@@ -164,9 +163,8 @@ def test_why_it_is_so(tmp_path: Path) -> None:
     made = {"whole": whole, "divided": qdq_of(staged)}
     assert check(made["divided"]).findings == ()
     low = {"whole": {"MatMul low as low": 3, "MatMul mixed as low": 1}, "divided": {"MatMul low as low": 6}}
-    for name, reports in build_all(tmp_path, made).items():
-        for row in counts(made[name], reports).values():
-            assert row == {**low[name], "attention in one kernel": 1}
+    for name, rows in count_all(tmp_path, made).items():
+        assert all(row == {**low[name], "attention in one kernel": 1} for row in rows.values())
 
 
 def outputs_too(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:

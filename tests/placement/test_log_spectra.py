@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, weights
+from builders import build, plain_quantize, weights
 
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
@@ -29,6 +29,13 @@ CONSTANTS = BASES | {"w": weights(8, 4), "least": np.array(1e-9, np.float32)}
 def spectrum(body: str = SPECTRUM, **more: np.ndarray) -> onnx.ModelProto:
     """A model of frames of 32 samples."""
     return build(f"g (float[N,32] x) => (float[N,4] y) {{ {body} }}", CONSTANTS | more)
+
+
+def tones(count: int) -> np.ndarray:
+    """Frames of quiet noise, with a tone in every eighth."""
+    frames = 1e-4 * np.random.default_rng(0).standard_normal((count, 32)).astype(np.float32)
+    frames[::8] += np.sin(np.arange(32, dtype=np.float32))
+    return frames
 
 
 def in_float(proto: onnx.ModelProto, recipe: Recipe = RECIPES["tensorrt-int8"]) -> list[str]:
@@ -57,8 +64,7 @@ def test_operators_of_a_spectrum_stay_in_float(recipe: str) -> None:
     db = {}
     for words in ("float", "quantize"):
         chosen = load_recipe(recipe).model_copy(update={"log_spectra": words})
-        quiet = AccuracyTarget(repair=None)
-        made = quantize(spectrum(), {"x": frames.astype(np.float32)}, recipe=chosen, accuracy=quiet)
+        made = plain_quantize(spectrum(), {"x": frames.astype(np.float32)}, recipe=chosen)
         db[words] = made.evaluation.lowest_db
     assert db["float"] > db["quantize"] + 6
 
@@ -112,20 +118,16 @@ def test_token_numbers_are_no_signal() -> None:
 def test_formats_that_keep_small_powers() -> None:
     """Float8 has digits for small numbers, 16 bits have steps, and weights alone are not the signal."""
     proto = spectrum()
-    wide = load_recipe("onnxruntime-int8")
-    sixteen = wide.model_copy(update={"activations": wide.activations.model_copy(update={"qtype": "uint16"})})
+    sixteen = load_recipe("onnxruntime-int8").override(activations={"qtype": "uint16"})
     for recipe in (load_recipe("tensorrt-fp8"), load_recipe("tensorrt-int8-weights"), sixteen):
-        assert in_float(proto, Recipe.model_validate(recipe.model_dump())) == []
+        assert in_float(proto, recipe) == []
 
 
 def test_the_logarithm_is_that_of_the_float_model(tmp_path: Path) -> None:
     """For a tone above quiet noise, to the bit; in int8 the noise is gone."""
     proto = spectrum()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("l", onnx.TensorProto.FLOAT, ["N", 8]))
-    rng = np.random.default_rng(0)
-    frames = 1e-4 * rng.standard_normal((64, 32)).astype(np.float32)
-    frames[::8] += np.sin(np.arange(32, dtype=np.float32))
-    usual = load_recipe("tensorrt-int8")
+    frames, usual = tones(64), load_recipe("tensorrt-int8")
     logs = []
     for recipe in (usual, usual.model_copy(update={"log_spectra": "quantize"})):
         quantize(proto, {"x": frames}, tmp_path / "q.onnx", recipe=recipe)
@@ -139,10 +141,7 @@ def test_the_logarithm_is_that_of_the_float_model(tmp_path: Path) -> None:
 
 def test_repair_does_not_find_it() -> None:
     """The rule may go when this fails: a search that restores the logarithm is more general than a rule."""
-    rng = np.random.default_rng(0)
-    frames = 1e-4 * rng.standard_normal((96, 32)).astype(np.float32)
-    frames[::8] += np.sin(np.arange(32, dtype=np.float32))
-    usual = load_recipe("tensorrt-int8")
+    frames, usual = tones(96), load_recipe("tensorrt-int8")
     by_rule, by_search = (
         quantize(spectrum(), {"x": frames}, recipe=recipe, accuracy=AccuracyTarget(repair="thorough"))
         for recipe in (usual, usual.model_copy(update={"log_spectra": "quantize"}))
@@ -158,10 +157,3 @@ def test_statistics_serve_recipes_that_quantize_it() -> None:
     wanted = make_plan(model, recipe).activations
     assert {"x", "p"} <= {placement.tensor for placement in wanted}
     assert all(placement.tensor in statistics for placement in wanted)
-
-
-def test_a_recipe_file_asks_for_it(tmp_path: Path) -> None:
-    """The field is one of a recipe's."""
-    path = tmp_path / "r.yaml"
-    path.write_text("log_spectra: quantize\n", encoding="utf-8")
-    assert load_recipe(path).log_spectra == "quantize"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from builders import build, plain_quantize, weights
+from builders import build, build_used, plain_quantize, weights
 from onnxruntime import InferenceSession
 
 import onnxfq
@@ -34,8 +34,7 @@ def make_attention(form: str, low: float) -> tuple[onnx.ModelProto, list[dict[st
     mask, scores = FORMS[form]
     values = {name: weights(16, 16, seed=at) / 4 for at, name in enumerate(("wq", "wk", "wv"))}
     values |= {"low": np.float32(low), "zero": np.float32(0), "shape": np.asarray([-1, 6, 6], np.int64)}
-    used = {name: np.asarray(value) for name, value in values.items() if name in HEAD + scores}
-    proto = build(HEAD.format(mask=mask, scores=scores), used)
+    proto = build_used(HEAD.format(mask=mask, scores=scores), values)
     feeds = [{"x": weights(4, 6, 16, seed=at), "m": mask_of(form, np.arange(6) < 3, low)} for at in range(6)]
     return proto, feeds
 

@@ -1,11 +1,14 @@
-"""Acceptance by each target: recipes of formats, nodes left in float, refusals."""
+"""Acceptance by each target: recipes of formats, nodes left in float, refusals, limits of plans and files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from agreement import twins
 from builders import (
@@ -19,16 +22,22 @@ from builders import (
     planned,
     qdq_of,
     stage,
+    two_branch,
     weights,
 )
-from engines import build_all, counts
+from engines import build_all, counts, needs_builder
 
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import default_opset
+from onnxfq.graph.names import Use
+from onnxfq.graph.ops import is_weighted
 from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.placement.target_policy import Operands
+from onnxfq.targets.reading.context import read
+from onnxfq.targets.reading.limits import Product
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.tensorrt.builder.jobs import builder_installed
+from onnxfq.targets.target import prepare_model
 
 
 def test_float8_recipe() -> None:
@@ -62,29 +71,21 @@ def test_weight_only_recipe() -> None:
 
 
 IN_FLOAT = {
-    "no multiple": (
-        linear(200, 6),
-        "TensorRT needs blocks that divide the summed axis: 200 is not a multiple of 128",
-    ),
     "other size": (
         linear(48, 6),
         "TensorRT needs blocks that divide the summed axis: 48 is not a multiple of 128; block_size 16 would "
         "do",
     ),
     "odd": (linear(256, 5), "TensorRT packs two int4 numbers in a byte: the last axis of [256, 5] is odd"),
-    "conv": (
-        conv_relu(),
-        "TensorRT multiplies in float where only the weight of a Conv is quantized",
-    ),
+    "conv": (conv_relu(), "TensorRT multiplies in float where only the weight of a Conv is quantized"),
 }
 
 
 def test_one_block_is_refused() -> None:
     """A summed axis of one block stays in float; the reason names a size that would do."""
-    recipe = load_recipe("tensorrt-int4")
-    weights_scheme = recipe.weights.model_copy(update={"other_block_sizes": ()})
+    recipe = load_recipe("tensorrt-int4").override(weights={"other_block_sizes": ()})
     with pytest.raises(ModelError, match="summed axis has 128, one block; block_size 64 would do"):
-        planned(linear(128, 6), recipe.model_copy(update={"weights": weights_scheme}))
+        planned(linear(128, 6), recipe)
 
 
 @pytest.mark.parametrize(("size", "block"), [(64, 32), (128, 64), (256, 128), (192, 64)])
@@ -132,9 +133,8 @@ ALONE = {
 
 def alone(case: str) -> Recipe:
     """Return the recipe of a case of `ALONE`."""
-    small = load_recipe("tensorrt-int4").model_dump()
-    small["weights"] = small["weights"] | {"block_size": 16}
-    return Recipe.model_validate(small) if case.startswith("int4") else load_recipe("tensorrt-int8-weights")
+    small = load_recipe("tensorrt-int4").override(weights={"block_size": 16})
+    return small if case.startswith("int4") else load_recipe("tensorrt-int8-weights")
 
 
 @pytest.mark.parametrize("case", ALONE)
@@ -148,7 +148,7 @@ def test_weights_alone_stay_low_or_in_float(case: str) -> None:
         planned(proto, alone(case))
 
 
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 def test_the_builder_keeps_weights_alone(tmp_path: Path) -> None:
     """Every weight of few bits that is promised is one of the engine."""
     kept = [case for case, (_, why) in ALONE.items() if not why]
@@ -162,9 +162,7 @@ def test_the_builder_keeps_weights_alone(tmp_path: Path) -> None:
 
 def test_two_activations_have_no_weight() -> None:
     """A product of two activations is left alone by a weight-only recipe, and the plan says why."""
-    base = load_recipe("tensorrt-int4").model_dump()
-    small = Recipe.model_validate(base | {"weights": base["weights"] | {"block_size": 2}})
-    plan = planned(attention(), small)
+    plan = planned(attention(), load_recipe("tensorrt-int4").override(weights={"block_size": 2}))
     reasons = {s.name: s.why for s in plan.skipped if s.kind == "node"}
     assert reasons == dict.fromkeys(
         ("scores", "mix"), "recipe tensorrt-int4 quantizes weights only, and both inputs are computed"
@@ -188,7 +186,7 @@ def test_large_float8_kernels_stay_in_float(kernel: int, float_why: str) -> None
     assert str(planned(proto).coverage()[0]) == "Conv 2/2"
 
 
-def mixed(activations: dict[str, object], scheme: dict[str, object]) -> Recipe:
+def mixed(activations: dict[str, object] | None, scheme: dict[str, object]) -> Recipe:
     """Return a TensorRT recipe of two schemes."""
     return Recipe.model_validate(
         {"name": "r", "target": "tensorrt", "activations": activations, "weights": scheme}
@@ -233,14 +231,7 @@ REFUSED = {
         "per_axis",
     ),
     "blocks of int8 alone": (
-        Recipe.model_validate(
-            {
-                "name": "r",
-                "target": "tensorrt",
-                "activations": None,
-                "weights": INT8 | {"granularity": "blocked", "block_size": 2},
-            }
-        ),
+        mixed(None, INT8 | {"granularity": "blocked", "block_size": 2}),
         "tensor 'w': TensorRT expands blocked int8 weights to float before it multiplies; use per_axis",
     ),
     "N-D blocks": (
@@ -265,6 +256,42 @@ def test_refusals(case: str) -> None:
     with pytest.raises(RecipeError) as caught:
         planned(linear(4, 4), chosen)
     assert str(caught.value) == f"node 'mm', {message}"
+
+
+OTHERS = [
+    ("qnn-int8", {"activations": {"dynamic": True, "qtype": "uint8"}}, "use dynamic: false"),
+    ("qnn-int8", {"activations": {"qtype": "int8"}}, "uint8 or uint16, not int8"),
+    ("qnn-int8", {"weights": {"qtype": "int16"}}, "symmetric int8 or int4 weights, not int16"),
+    ("qnn-int8", {"weights": {"symmetric": False}}, "not int8 with zero points"),
+    ("qnn-int8", {"activations": {"granularity": "per_axis"}}, "one scale of an activation"),
+    ("qnn-int8", {"weights": {"granularity": "blocked", "block_size": 4}}, "no scales of blocks"),
+    ("openvino-int8", {"activations": {"dynamic": True}}, "use dynamic: false"),
+    ("openvino-int8", {"activations": {"qtype": "int8"}}, "int8 with a zero point in float; use uint8"),
+    ("openvino-int8", {"activations": {"qtype": "uint16"}}, "activations of 8 bits only, not uint16"),
+    ("openvino-int8", {"weights": {"qtype": "int4"}}, "symmetric int8 weights only, not int4"),
+    ("openvino-int8", {"weights": {"symmetric": False}}, "not int8 with zero points"),
+    ("openvino-int8", {"activations": {"granularity": "per_axis"}}, "one scale of an activation"),
+    (
+        "openvino-int8",
+        {"weights": {"granularity": "blocked", "block_size": 4}},
+        "scales of blocks; use per_axis",
+    ),
+    ("genai-int4", {"weights": {"granularity": "per_axis", "block_size": None}}, "blocks of a power of two"),
+    ("genai-int4", {"weights": {"block_size": 48}}, "has blocks of a power of two"),
+    ("genai-int4", {"weights": {"qtype": "float8e4m3fn"}}, "stores int4, uint4, int8 and uint8"),
+    ("genai-int4", {"weights": {"qtype": "int6"}}, "stores int4, uint4, int8 and uint8"),
+    ("genai-int4", {"weights": {"scale_type": "e8m0"}}, "has float scales"),
+]
+"""A recipe, what is changed in it, and how its target refuses that."""
+
+
+@pytest.mark.parametrize(("recipe", "changes", "says"), OTHERS)
+def test_changed_recipes_are_refused(recipe: str, changes: dict[str, dict[str, object]], says: str) -> None:
+    """A format that a target lacks, or multiplies in float, is refused with the remedy."""
+    chosen = load_recipe(recipe).override(**changes)
+    chosen = chosen.model_copy(update={"activations": None}) if recipe == "genai-int4" else chosen
+    with pytest.raises(RecipeError, match=says):
+        planned(conv_relu() if "int8 with a zero point" in says else linear(64, 64), chosen)
 
 
 def test_odd_widths_are_carried_by_int8_on_tensorrt() -> None:
@@ -295,3 +322,32 @@ def test_blocks_along_different_axes() -> None:
         "weight 'w' is blocked along different axes for 'right' and 'left'; leave one of them in float by an "
         "override"
     )
+
+
+ALIKE = ("tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8", "openvino-int8", "qnn-int8")
+
+
+@pytest.mark.parametrize("recipe", ALIKE)
+@pytest.mark.parametrize("make", [conv_relu, attention, two_branch])
+def test_plan_and_file_look_alike(recipe: str, make: Callable[[], onnx.ModelProto]) -> None:
+    """Each operand of a product has in the file what the planner judged; a zero point may turn out as 0."""
+    made = stage(make(), recipe)
+    model = prepare_model(made.model, made.plan.target)
+    nodes = {node.name: node for node in model.graph().nodes if is_weighted(node)}
+    placed = {use: p for p in made.plan.placements for use in p.uses if p.role != "bias"}
+    count = 0
+    for promised in read(qdq_of(made)).promises:
+        node = nodes.get(promised.site.name)
+        if node is None:
+            continue
+        slots = [placed.get(Use(node.name, slot)) for slot in (0, 1)]
+        placements = [placement for placement in slots if placement is not None]
+        shapes = {t.name: tuple(t.shape) for t in node.inputs if isinstance(t, gs.Constant)}
+        for operand, placement in zip(promised.operands, slots, strict=True):
+            assert operand.pair is not None and placement is not None
+            planned = Product.planned(placement, Operands(node, placements, shapes))
+            found = Product.read(promised, operand, operand.pair)
+            assert found.zeros in ("none", planned.zeros)
+            assert replace(found, zeros=planned.zeros, axis=planned.axis) == planned
+            count += 1
+    assert count

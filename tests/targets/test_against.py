@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, conv_relu, feed_for, weights
-from engines import unmeasured
+from engines import needs_builder, unmeasured
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -19,13 +19,9 @@ from onnxfq.runtime.session import Session
 from onnxfq.targets.engine_figures import EngineComparison, EngineFigures
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.figures import count_layers
-from onnxfq.targets.tensorrt.builder.jobs import builder_installed
-from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
-needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 HALF = BuildOptions(against="half")
 
 
@@ -58,62 +54,20 @@ def test_the_twin_is_the_graph_without_pairs(recipe: str) -> None:
     Session(plain, 1).run({"x": np.zeros((1, 256), np.float32)})
 
 
-def layer(kind: str, lists: str, node: str) -> str:
-    """Return a line of the log; lists: `x 4,64 Int8; w 64,32 Int4; y -1,32 Half` by field."""
-    texts = []
-    for field, tensor in zip(("Inputs", "Constants", "Outputs"), lists.split(";"), strict=True):
-        name, dims, kind_of = (*tensor.split(), "", "", "")[:3]
-        inside = f" {{ Name: {name}, Dimensions: [{dims}], Datatype: {kind_of} }} " if name else ""
-        texts.append(f"{field}: [{inside}]")
-    rest = f"TacticName: t, StreamId: 0, Metadata: [ONNX Layer: {node}]"
-    return f"Name: a, LayerType: {kind}, {', '.join(texts)}, {rest}"
-
-
-LIST = "\n".join(
-    [
-        "Layers:",
-        layer("gemm", "x 4,64 Int8; w 64,32 Int4; y -1,32 Half", "mm"),
-        layer("kgen", "y 4,32 Half; ; z 4,32 Int8", "q"),
-        layer("signal", "; ; ", "s"),
-    ]
-)
-
-
-def test_counts_of_a_list() -> None:
-    """Four bits are half a byte, an open size is one, and one kernel only quantizes."""
-    found = count_layers(parse_layers(LIST), {"mm": "MatMul", "q": "QuantizeLinear"})
-    expected = {"kernels": 2, "attentions": 0, "quantizing": 1, "written": 32 * 2 + 4 * 32, "weights": 1024}
-    assert found.model_dump() == expected | {"floats": "float16"}
-
-
 def figures(kernels: int, weights_read: int, written: int = 100, attentions: int = 0) -> EngineFigures:
     """Return figures of an engine in float16."""
-    return EngineFigures(
-        kernels=kernels,
-        attentions=attentions,
-        quantizing=0,
-        written=written,
-        weights=weights_read,
-        floats="float16",
-    )
+    counted = {"kernels": kernels, "attentions": attentions, "written": written, "weights": weights_read}
+    return EngineFigures(**counted, quantizing=0, floats="float16")
 
 
 @pytest.mark.parametrize(
     ("ours", "plain", "said"),
     [
-        (
-            figures(12, 900_000),
-            figures(10, 1_000_000),
-            "each of 2 kernels more saves 48.8 kB of weights",
-        ),
+        (figures(12, 900_000), figures(10, 1_000_000), "each of 2 kernels more saves 48.8 kB of weights"),
         (figures(12, 1000), figures(10, 1000), "slower at batch 1: each of 2 kernels more saves no weights"),
         (figures(12, 1_000_000), figures(10, 2_000_000), "do not speak against it: 2 kernels more, 0.95 MB"),
         (figures(11, 1000), figures(10, 2000), "do not speak against it: 1 kernels more"),
-        (
-            figures(9, 1000, 200),
-            figures(10, 2000),
-            "the counts disagree: 1 kernels less, 0.00 MB",
-        ),
+        (figures(9, 1000, 200), figures(10, 2000), "the counts disagree: 1 kernels less, 0.00 MB"),
         (figures(10, 1000), figures(10, 2000, attentions=2), "; 2 attention(s) in one kernel less"),
     ],
 )

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from agreement import with_outputs
 from builders import build, graph_text, plain_quantize, planned, qdq_of, stage, weights, whole_recipe
-from engines import build_all, verdicts
+from engines import needs_builder, see_engines
 
 import onnxfq
 from onnxfq.errors import PlanError
@@ -19,12 +19,8 @@ from onnxfq.numerics.float_types import FloatName
 from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import with_target_qdq
-from onnxfq.targets.reading.context import read
-from onnxfq.targets.tensorrt.builder.jobs import builder_installed
-from onnxfq.targets.tensorrt.rules.structure import EXTRA
 from onnxfq.tools.check import check
 
-BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("bert", "vision", "windows", "decoder", "encoder-decoder")
 FEW = [("bert", "fp16", "tensorrt-mxfp8"), ("vision", "fp16", "tensorrt-mxfp8")]
@@ -52,7 +48,7 @@ def model(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dic
     return feed, one.linear
 
 
-@BUILDER
+@needs_builder
 @pytest.mark.filterwarnings("ignore")  # the exporter is not under test
 @pytest.mark.parametrize("recipe", ["tensorrt-nvfp4", "tensorrt-mxfp8"])
 @pytest.mark.parametrize(("family", "floats"), [*((family, "fp16") for family in FAMILIES), ("bert", "fp32")])
@@ -81,9 +77,8 @@ def test_every_linear_layer(
     assert check(result.qdq).findings == ()
     whys = [s.why for s in result.plan.skipped if s.op_type == "MatMul" and s.kind == "node"]
     assert len(whys) >= 2 and all("MXFP8" in why or "NVFP4" in why for why in whys), whys
-    (report,) = build_all(tmp_path, {"one": result.qdq})["one"].values()
-    assert report.built, (report.faults, report.errors)
-    seen = [row.split()[1] for row in verdicts(read(result.qdq, EXTRA), report).values()]
+    (rows,) = see_engines(tmp_path, result.qdq)
+    seen = [row.split()[1] for row in rows.values()]
     if recipe == "tensorrt-nvfp4":
         assert seen == ["low"] * linear
     else:
@@ -128,14 +123,12 @@ def test_rows_change_no_bit(shape: str) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)  # sums of a matrix go in another order
 
 
-@BUILDER
+@needs_builder
 @pytest.mark.parametrize("shape", ["2,3,5,64", "N,2,5,64", "A,B,C,64", "N,2,3,4,64"])
 def test_rows_are_low(shape: str, tmp_path: Path) -> None:
     """With fixed and open sizes, one or all, both products are NVFP4 in the engine."""
-    made = {"m": qdq_of(stage(rows(shape), "tensorrt-nvfp4"))}
-    ((report,),) = (found.values() for found in build_all(tmp_path, made).values())
-    assert report.built, (report.faults, report.errors)
-    assert set(verdicts(read(made["m"], EXTRA), report).values()) == {"MatMul low as low"}
+    (seen,) = see_engines(tmp_path, qdq_of(stage(rows(shape), "tensorrt-nvfp4")))
+    assert set(seen.values()) == {"MatMul low as low"}
 
 
 def test_rows_of_an_edited_plan():
@@ -187,7 +180,7 @@ def convolution_and_linear() -> onnx.ModelProto:
     )
 
 
-@BUILDER
+@needs_builder
 @pytest.mark.parametrize("base", ["tensorrt-nvfp4", "tensorrt-mxfp8", "tensorrt-int4"])
 def test_float8_convolutions_beside_blocks(base: str, tmp_path: Path) -> None:
     """One override gives convolutions fp8 beside linear layers in another format; TensorRT runs them so."""
@@ -203,9 +196,6 @@ def test_float8_convolutions_beside_blocks(base: str, tmp_path: Path) -> None:
     linear = str(onnxfq.load_recipe(base).weights.qtype)
     assert format_of == {"conv": "float8e4m3fn", "linear": linear}
     assert check(result.qdq).findings == ()
-    (reports,) = build_all(tmp_path, {"unet": result.qdq}).values()
-    for report in reports.values():
-        assert report.built, (report.faults, report.errors)
-        seen = verdicts(read(result.qdq, EXTRA), report)
+    for seen in see_engines(tmp_path, result.qdq):
         assert seen["conv"].startswith("Conv low"), seen
         assert len(seen) == 2 and not any("float" in row.split()[1] for row in seen.values()), seen

@@ -77,9 +77,8 @@ def test_attention_stores_what_the_simulation_rounds(qtype: str, granularity: st
             feed = feed | {f"past_key_values.0.{part}": wanted[f"present.0.{part}"]}
             given = given | {f"past_key_values.0.{part}": stored[f"present.0.{part}"]}
         # The kernels sum floats in another order.
-        np.testing.assert_allclose(
-            stored["logits"], wanted["logits"], atol=1e-4 * np.abs(wanted["logits"]).max()
-        )
+        close = 1e-4 * np.abs(wanted["logits"]).max()
+        np.testing.assert_allclose(stored["logits"], wanted["logits"], atol=close)
 
 
 @pytest.mark.parametrize("qtype", ["int8", "int4"])
@@ -114,9 +113,8 @@ def test_positions_keep_the_range_of_keys() -> None:
 def test_pairs_of_a_concat(qtype: str, granularity: str) -> None:
     """Tokens one after the other, over the stored numbers, give the logits of all at once."""
     result = quantized("tensorrt-int8-weights", cached_decoder(), cached_feeds(8), qtype, granularity)
-    types = {
-        v.name: v.type.tensor_type.elem_type for v in (*result.qdq.graph.input, *result.qdq.graph.output)
-    }
+    ends = (*result.qdq.graph.input, *result.qdq.graph.output)
+    types = {v.name: v.type.tensor_type.elem_type for v in ends}
     wanted = onnx.TensorProto.INT8 if qtype == "int8" else onnx.TensorProto.FLOAT8E4M3FN
     assert {kind for name, kind in types.items() if "past" in name or "present" in name} == {wanted}
     feed = cached_feeds(9)[-1]
@@ -230,9 +228,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*line, "--repair", "off", "--kv", "int8", "--kv-granularity", "channel"]) == 0
     capsys.readouterr()
     scales = json.loads((made / "kv_cache_scales.json").read_text())
-    assert np.shape(scales["scales"]["k_scales"]) == (1, CACHE_HEADS * HEAD_SIZE) and scales["layer_ids"] == [
-        0
-    ]
+    assert np.shape(scales["scales"]["k_scales"]) == (1, CACHE_HEADS * HEAD_SIZE)
+    assert scales["layer_ids"] == [0]
     scored = ["evaluate", str(source), str(made), "--data", str(tokens), "--metric", "perplexity", "--json"]
     assert main(scored) == 0
     record = json.loads(capsys.readouterr().out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 import warnings
 from collections import defaultdict
@@ -12,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import attention, build, conv_relu, qdq_of, stage
+from builders import attention, build, build_used, conv_relu, qdq_of, stage
+from engines import needs_builder
 from onnx.backend.test.case.node import collect_testcases
 from planted import CONV, change, conv_constants, stored
 
@@ -25,11 +25,10 @@ from onnxfq.targets.profiles import profiles
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder import build as building
 from onnxfq.targets.tensorrt.builder import jobs
-from onnxfq.targets.tensorrt.builder.jobs import Report, builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import Report
 from onnxfq.targets.tensorrt.rules.structure import STANDARD, UNSUPPORTED
 
 OPSET = {"opset": 21, "ir": 10}
-needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 
 def conv(**changes: object) -> onnx.ModelProto:
@@ -235,11 +234,8 @@ def test_quantizers_of_qonnx_are_refused(target: str) -> None:
 
 def test_weights_of_few_bits_are_no_float_model() -> None:
     """A file of MatMulNBits and a product in float is quantized."""
-    numbers = {
-        "w": np.ones((4, 1, 8), np.uint8),
-        "s": np.ones(4, np.float32),
-        "v": np.ones((4, 4), np.float32),
-    }
+    floats = {"s": np.ones(4, np.float32), "v": np.ones((4, 4), np.float32)}
+    numbers = floats | {"w": np.ones((4, 1, 8), np.uint8)}
     found = onnxfq.check(build(NBITS, numbers, **{"com.microsoft": 1}), "onnxruntime").findings
     assert not [one for one in found if one.rule == "not-quantized"]
 
@@ -269,26 +265,24 @@ LOW = {
 @pytest.mark.parametrize("op", PRODUCTS)
 def test_products_on_integers_count(op: str, target: str) -> None:
     """Operators of other tools are in the coverage: low where the runtime has them, else not."""
-    numbers = {
-        **{name: np.float32(scale) for name, scale in (("s", 0.05), ("t", 0.01), ("u", 0.1))},
-        **{"z": np.uint8(128), "n": np.int8(0), "w": np.ones((8, 6), np.int8)},
-        **{
-            "c": np.ones((6, 4, 3, 3), np.int8),
-            "p": np.ones((6, 1, 8), np.uint8),
-            "r": np.ones(6, np.float32),
-        },
-    }
-    used = {name: value for name, value in numbers.items() if re.search(rf"[(,] *{name}[,)]", PRODUCTS[op])}
-    result = onnxfq.check(build(PRODUCTS[op], used, **{"com.microsoft": 1}), target)
+    numbers = {name: np.float32(scale) for name, scale in (("s", 0.05), ("t", 0.01), ("u", 0.1))}
+    numbers |= {"z": np.uint8(128), "n": np.int8(0), "w": np.ones((8, 6), np.int8)}
+    numbers |= {"c": np.ones((6, 4, 3, 3), np.int8), "p": np.ones((6, 1, 8), np.uint8)}
+    proto = build_used(PRODUCTS[op], numbers | {"r": np.ones(6, np.float32)}, **{"com.microsoft": 1})
+    result = onnxfq.check(proto, target)
     expects = "weight-only" if op == "MatMulNBits" else "low"
     assert [str(one) for one in result.coverage] == [f"{op} {int(op in LOW[target])}/1 {expects}"]
 
 
-def test_a_limit_that_the_session_does_not_meet_is_a_loss_of_speed(tmp_path: Path) -> None:
-    """NNCF's scales by channel: the session runs the convolution in float, so that nothing is refused."""
+def by_channel() -> onnx.ModelProto:
+    """Return a depthwise convolution with NNCF's scales by channel."""
     numbers = {"s": np.array([1, 2, 3, 4], np.float32), "z": np.zeros(4, np.uint8)}
-    numbers |= {"w": np.ones((4, 1, 3, 3), np.int8), "t": np.float32(0.1)}
-    proto = build(CHANNELS, numbers)
+    return build(CHANNELS, numbers | {"w": np.ones((4, 1, 3, 3), np.int8), "t": np.float32(0.1)})
+
+
+def test_a_limit_that_the_session_does_not_meet_is_a_loss_of_speed() -> None:
+    """The session runs the convolution in float, so that nothing is refused."""
+    proto = by_channel()
     (unopened,) = onnxfq.check(proto, "onnxruntime", build=False).findings
     (opened,) = onnxfq.check(proto, "onnxruntime").findings
     assert (unopened.rule, unopened.severity) == ("activation-scales", "refused")
@@ -297,9 +291,7 @@ def test_a_limit_that_the_session_does_not_meet_is_a_loss_of_speed(tmp_path: Pat
 
 def test_a_file_without_a_recipe_gets_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file of another tool has no recipe to change: the last line makes it again."""
-    numbers = {"s": np.array([1, 2, 3, 4], np.float32), "z": np.zeros(4, np.uint8)}
-    numbers |= {"w": np.ones((4, 1, 3, 3), np.int8), "t": np.float32(0.1)}
-    onnx.save(build(CHANNELS, numbers), tmp_path / "m.onnx")
+    onnx.save(by_channel(), tmp_path / "m.onnx")
     for target, recipe in (("onnxruntime", "onnxruntime-int8"), ("qnn", "qnn-int8")):
         assert main(["check", str(tmp_path / "m.onnx"), "--target", target]) == 1
         last = capsys.readouterr().out.splitlines()[-1]
@@ -314,17 +306,6 @@ def test_large_models_are_built_from_two_files(monkeypatch: pytest.MonkeyPatch, 
     model.graph.node[2].input.pop()
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=1024)
     assert str(onnxfq.check(tmp_path / "m.onnx", build=BuildOptions()).coverage[0]) == "Conv 1/1 low"
-
-
-@needs_builder
-def test_result_reads_back_from_json() -> None:
-    """The JSON of a result is the result."""
-    result = onnxfq.check(conv(), build=BuildOptions())
-    assert CheckResult.model_validate_json(result.model_dump_json()) == result
-    assert [(n.device, n.node, n.verdict) for n in result.engine] == [
-        ("SM86", "conv", "low"),
-        ("SM89", "conv", "low"),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx
 import pytest
 from builders import BUILDERS, build, linear, qdq_of, stage, weights
-from engines import build_all, unmeasured, verdicts
+from engines import build_all, needs_builder, unmeasured, verdicts
 
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.jobs import Report, builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import Report
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 from onnxfq.tools.check import check
 
@@ -41,7 +41,7 @@ def reports(
     return build_all(tmp_path_factory.mktemp("clean"), models)
 
 
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 @pytest.mark.parametrize("name", NAMES)
 def test_engine_keeps_promises(
     name: str, models: dict[str, onnx.ModelProto], reports: dict[str, dict[str, Report]]
@@ -66,7 +66,7 @@ SHARED = {
 }
 
 
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 @pytest.mark.parametrize("case", SHARED)
 def test_weights_of_several_graphs(case: str) -> None:
     """A weight that several graphs read is stored for each, because TensorRT builds no shared one."""
@@ -79,7 +79,7 @@ def test_weights_of_several_graphs(case: str) -> None:
 
 
 @pytest.mark.sample
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 def test_upper_case_labels() -> None:
     """An Einsum whose equation has upper-case letters is written in lower case and runs in int8."""
     proto = build(

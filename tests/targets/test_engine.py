@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from onnxfq.targets.tensorrt.builder.figures import count_layers
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 
 
-def line(name: str, kind: str, inputs: str, constants: str, nodes: str) -> str:
+def line(name: str, kind: str, inputs: str, constants: str, nodes: str, outputs: str = "4,32:Float") -> str:
     """Return a line of the log; tensors as `4,64:Int8`, several of each with blanks between."""
     lists = []
-    for text in (inputs, constants):
+    for text in (inputs, constants, outputs):
         pairs = [tensor.split(":") for tensor in text.split()]
         inside = ", ".join(f"{{ Name: t, Dimensions: [{d}], Format/Datatype: {t} }}" for d, t in pairs)
         lists.append(f"[{inside}]" if not inside else f"[ {inside} ]")
     metadata = "".join(f"[ONNX Layer: {node}]" for node in nodes.split(";"))
     return (
-        f"Name: {name}, LayerType: {kind}, Inputs: {lists[0]}, Constants: {lists[1]}, Outputs: [ {{ Name: y, "
-        f"Dimensions: [4,32], Format/Datatype: Float }} ], TacticName: t, StreamId: 0, Metadata: {metadata}"
+        f"Name: {name}, LayerType: {kind}, Inputs: {lists[0]}, Constants: {lists[1]}, Outputs: {lists[2]}, "
+        f"TacticName: t, StreamId: 0, Metadata: {metadata}"
     )
 
 
@@ -65,3 +66,17 @@ def test_layers_end_with_the_list() -> None:
     """Text after the list is not a layer, and an unknown format gives none."""
     assert [layer.kind for layer in parse_layers(TEXT)][-1] == "gemm" and len(parse_layers(TEXT)) == 10
     assert parse_layers("Layers:\nlayer 1: gemm") == ()
+
+
+def test_counts() -> None:
+    """Four bits are half a byte, an open size is one, and one kernel only quantizes."""
+    lines = [
+        line("a", "gemm", "4,64:Int8", "64,32:Int4", "mm", "-1,32:Half"),
+        line("a", "kgen", "4,32:Half", "", "q", "4,32:Int8"),
+        line("a", "signal", "", "", "s", ""),
+    ]
+    found = count_layers(
+        parse_layers("\n".join(["Layers:", *lines])), {"mm": "MatMul", "q": "QuantizeLinear"}
+    )
+    expected = {"kernels": 2, "attentions": 0, "quantizing": 1, "written": 32 * 2 + 4 * 32, "weights": 1024}
+    assert found.model_dump() == expected | {"floats": "float16"}

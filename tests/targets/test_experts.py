@@ -29,11 +29,9 @@ def experts(
 ) -> onnx.ModelProto:
     """Return a router and a MoE, whose sizes suit QMoE; `last` is added to the scores of the last expert."""
     text = f"""g (float[1,T,{WIDTH}] x) => (float[1,T,{WIDTH}] y) {{
-        logits = MatMul (x, router)
-        raised = Add (logits, favour)
+        logits = MatMul (x, router) raised = Add (logits, favour)
         scores = Reshape <allowzero = 0> (raised, rows)
-        y = com.microsoft.MoE <k = 2, {attributes}> (x, scores, up, up_bias, down, down_bias)
-    }}"""
+        y = com.microsoft.MoE <k = 2, {attributes}> (x, scores, up, up_bias, down, down_bias) }}"""
     constants = {
         "router": weights(WIDTH, EXPERTS),
         "favour": np.array([*[0.0] * (EXPERTS - 1), last], np.float32),
@@ -48,10 +46,8 @@ def experts(
 
 def samples(count: int = 4) -> list[dict[str, np.ndarray]]:
     """Return tokens."""
-    return [
-        {"x": one}
-        for one in np.random.default_rng(0).normal(size=(count, 1, TOKENS, WIDTH)).astype(np.float32)
-    ]
+    drawn = np.random.default_rng(0).normal(size=(count, 1, TOKENS, WIDTH)).astype(np.float32)
+    return [{"x": one} for one in drawn]
 
 
 def run(proto: onnx.ModelProto) -> np.ndarray:
@@ -111,9 +107,8 @@ def test_read_back(name: str) -> None:
     for product in ("y/fc1", "y/fc2"):
         numbers, scale = unpack(stored[f"{product}_0"], bits), stored[f"{product}_1"]
         zeros = stored.get(f"{product}_3")
-        zero = (
-            np.float32(1 << (bits - 1)) if zeros is None else unpack(zeros, bits)[..., : scale.shape[2], None]
-        )
+        zero = np.float32(1 << (bits - 1))
+        zero = zero if zeros is None else unpack(zeros, bits)[..., : scale.shape[2], None]
         values = (numbers.reshape(*scale.shape, -1) - zero) * scale[..., None]
         for expert, wanted in enumerate(values.reshape(numbers.shape)):
             found = to_array(read.constants[f"{product}_0.{expert}"])
@@ -124,10 +119,8 @@ def test_read_back(name: str) -> None:
     assert [node.op_type for node in again.qdq.graph.node] == ["MatMul", "Add", "Reshape", "QMoE"]
     assert_close(run(again.qdq), run(made.qdq))
     rows = onnxfq.inspect_model(made.qdq).quantized
-    assert [(row.tensor, row.qtype) for row in rows] == [
-        ("y/fc1_0", f"uint{bits}"),
-        ("y/fc2_0", f"uint{bits}"),
-    ]
+    found = [(row.tensor, row.qtype) for row in rows]
+    assert found == [("y/fc1_0", f"uint{bits}"), ("y/fc2_0", f"uint{bits}")]
 
 
 def numbered(bits: int, block: int) -> onnx.ModelProto:
@@ -136,10 +129,8 @@ def numbered(bits: int, block: int) -> onnx.ModelProto:
     draw = np.random.default_rng(0)
     given = f"k = 2, accuracy_level = 4, expert_weight_bits = {bits}{blocks}, {LIMITED}"
     text = f"""g (float[1,T,{WIDTH}] x) => (float[1,T,{WIDTH}] y) {{
-        logits = MatMul (x, router)
-        scores = Reshape <allowzero = 0> (logits, rows)
-        y = com.microsoft.QMoE <{given}> (x, scores, w1, s1, b1, w2, s2, b2)
-    }}"""
+        logits = MatMul (x, router) scores = Reshape <allowzero = 0> (logits, rows)
+        y = com.microsoft.QMoE <{given}> (x, scores, w1, s1, b1, w2, s2, b2) }}"""
     constants = {"router": weights(WIDTH, EXPERTS), "rows": np.array([-1, EXPERTS])}
     for at, (rows, columns) in enumerate([(2 * INNER, WIDTH), (WIDTH, INNER)], 1):
         sizes = (columns // block,) if block else ()
@@ -190,15 +181,9 @@ def test_damaged(name: str, value: int | np.ndarray) -> None:
 def test_diagnosed(name: str, tmp_path: Path) -> None:
     """A MoE whose few bits make the noise is a cause, and its repair is a QMoE of 8 bits."""
     made = plain_quantize(experts(), samples(), recipe=name)
-    path, data = tmp_path / "repaired.onnx", np.concatenate([one["x"] for one in samples(8)])
-    onnx.save(experts(), tmp_path / "float.onnx")
-    found = onnxfq.diagnose(
-        made.qdq,
-        reference=tmp_path / "float.onnx",
-        data=[{"x": one[None]} for one in data],
-        output=path,
-        recipe_output=tmp_path / "again.yaml",
-    )
+    path, again = tmp_path / "repaired.onnx", tmp_path / "again.yaml"
+    files = {"output": path, "recipe_output": again}
+    found = onnxfq.diagnose(made.qdq, reference=experts(), data=samples(8), **files)
     (cause,) = found.causes
     assert (cause.kind, cause.node) == ("coarse_weight", "y")
     assert cause.after is not None and cause.before is not None and cause.after > cause.before + 10
@@ -206,16 +191,15 @@ def test_diagnosed(name: str, tmp_path: Path) -> None:
     (node,) = [node for node in repaired.graph.node if node.op_type == "QMoE"]
     assert {a.name: a.i for a in node.attribute}["expert_weight_bits"] == 8
     assert np.sum((run(repaired) - wanted) ** 2) < np.sum((run(made.qdq) - wanted) ** 2) / 10
-    again = plain_quantize(experts(), samples(), recipe=onnxfq.load_recipe(tmp_path / "again.yaml"))
+    again = plain_quantize(experts(), samples(), recipe=again)
     assert np.sum((run(again.qdq) - wanted) ** 2) < np.sum((run(made.qdq) - wanted) ** 2) / 10
 
 
 def test_gates_of_another_sum() -> None:
     """Gates that are a part of the Softmax over all scores keep their sum; the kernel of QMoE makes it 1."""
     proto = experts(f"{SWIGLU}, normalize_routing_weights = 0")
-    result = plain_quantize(
-        proto, samples(), recipe=onnxfq.load_recipe("genai-int4").override(activations=None)
-    )
+    recipe = onnxfq.load_recipe("genai-int4").override(activations=None)
+    result = plain_quantize(proto, samples(), recipe=recipe)
     assert any(node.op_type == "QMoE" for node in result.qdq.graph.node)
     assert_close(run(result.qdq), simulate(result))
     assert_close(run(load_existing(result.qdq, "requantize").proto), run(result.qdq))
@@ -223,9 +207,8 @@ def test_gates_of_another_sum() -> None:
 
 def test_an_expert_without_tokens() -> None:
     """Weights of an expert that no token reaches keep the nearest numbers, and are named."""
-    schemes = [
-        onnxfq.load_recipe("genai-int4").override(weights={"rounding": one}) for one in ("nearest", "qronos")
-    ]
+    int4 = onnxfq.load_recipe("genai-int4")
+    schemes = [int4.override(weights={"rounding": one}) for one in ("nearest", "qronos")]
     made = [plain_quantize(experts(last=-1e4), samples(), recipe=scheme) for scheme in schemes]
     assert made[1].rounding.nearest.keys() == {f"up.{EXPERTS - 1}", f"down.{EXPERTS - 1}"}
     nearest, rounded = ({one.name: to_array(one) for one in each.qdq.graph.initializer} for each in made)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from agreement import with_outputs
 from builders import build, constants, feed_for, graph_text, plain_quantize, qdq_of, stage, weights
-from engines import build_all, verdicts
+from engines import build_all, needs_builder, verdicts
 from half_models import as_type
 from onnx.reference import ReferenceEvaluator
 
@@ -21,7 +21,6 @@ from onnxfq.numerics.float_types import FloatName
 from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.reading.context import read
-from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
@@ -115,7 +114,7 @@ def test_quantize_writes_it(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.whole
 @pytest.mark.grid
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 @pytest.mark.parametrize("floats", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", FORMS)
 def test_the_engine(name: str, floats: FloatName, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from builders import build, plain_quantize, weights
+from builders import build, feed_for, plain_quantize, weights
 
 import onnxfq
 from onnxfq.runtime.session import Session
@@ -81,11 +81,7 @@ INNER = """g (float[1,4,9,9] x, bool some) => (float[1,4,9,9] y) { c = Conv (x, 
 def test_second_pairs_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an If of an If every convolution runs in integers, with the bits of the pairs of readers alone."""
     proto = onnx.shape_inference.infer_shapes(build(INNER.replace("float[1,4,9,9] y", "float[] y"), FLOAT))
-    rng = np.random.default_rng(0)
-    feeds = [
-        {"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32), "some": np.asarray(at % 2 == 0)}
-        for at in range(4)
-    ]
+    feeds = [feed_for(proto, at) | {"some": np.asarray(at % 2 == 0)} for at in range(4)]
     made = plain_quantize(proto, feeds, recipe="onnxruntime-int8").qdq
     (row,) = onnxfq.check(made, "onnxruntime", build=BuildOptions()).coverage
     assert (row.op_type, row.kept, row.promised) == ("Conv", 4, 4)

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from builders import build, plain_quantize, weights
+from builders import build, build_used, plain_quantize, planned, weights
 from genai_folders import CACHE_HEADS, CONTEXT, HEAD_SIZE, WORDS, decoder, feeds, write_folder
 
 import onnxfq
@@ -119,8 +119,7 @@ def test_weight_form_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*line[:4], "-o", str(tmp_path / "no"), *line[6:], "--recipe", "tensorrt-int4"]) == 1
     assert "has one form of weights" in capsys.readouterr().err
     with pytest.raises(OnnxfqError, match="have inputs in float"):
-        proto = build(PRODUCT, {"w": weights(64, 64)})
-        onnxfq.make_plan(onnxfq.load(proto), recipe(True).override(target="genai-qdq"))
+        planned(build(PRODUCT, {"w": weights(64, 64)}), recipe(True).override(target="genai-qdq"))
 
 
 @pytest.mark.parametrize("name", ["genai-int4", "genai-uint4", "genai-int8"])
@@ -156,8 +155,7 @@ def test_embeddings(qtype: str) -> None:
     np.testing.assert_allclose(rows[0], rows[1], rtol=1e-6)
     np.testing.assert_allclose(rows[0], rows[2], rtol=1e-6)
     with pytest.raises(OnnxfqError, match="tensorrt has no embeddings in blocks"):
-        other = onnxfq.load_recipe("tensorrt-int4").model_copy(update={"embeddings": "quantize"})
-        onnxfq.make_plan(onnxfq.load(decoder()), other)
+        planned(decoder(), onnxfq.load_recipe("tensorrt-int4").model_copy(update={"embeddings": "quantize"}))
 
 
 def test_few_bits_are_a_cause(tmp_path: Path) -> None:
@@ -176,22 +174,6 @@ def test_few_bits_are_a_cause(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "reason"),
-    [
-        ({"granularity": "per_axis", "block_size": None}, "has blocks of a power of two"),
-        ({"block_size": 48}, "has blocks of a power of two"),
-        ({"qtype": "float8e4m3fn"}, "stores int4, uint4, int8 and uint8"),
-        ({"qtype": "int6"}, "stores int4, uint4, int8 and uint8"),
-        ({"scale_type": "e8m0"}, "has float scales"),
-    ],
-)
-def test_refused_formats(scheme: dict[str, object], reason: str) -> None:
-    """A format that MatMulNBits cannot hold is an error of the recipe, with another format."""
-    with pytest.raises(OnnxfqError, match=reason):
-        onnxfq.make_plan(onnxfq.load(build(PRODUCT, {"w": weights(64, 64)})), recipe(False, **scheme))
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "g (float[64,K] x) => (float[64,K] y) { y = MatMul (w, x) }",
@@ -203,15 +185,14 @@ def test_left_in_float(text: str) -> None:
     """Other products stay in float, with the reason."""
     proto = build(text, {"w": weights(64, 64), "stack": weights(2, 64, 64)})
     with pytest.raises(OnnxfqError, match="nothing to quantize.* on the right of a MatMul only"):
-        onnxfq.make_plan(onnxfq.load(proto), recipe(False))
+        planned(proto, recipe(False))
 
 
 def test_convolution_beside() -> None:
     """A convolution in the model stays in float, and the products are quantized."""
     text = """g (float[N,3,8] x) => (float[N,3,40] y) { c = Conv <pads = [1,1]> (x, k) y = MatMul (c, w) }"""
     proto = build(text, {"k": weights(3, 3, 3), "w": weights(8, 40)})
-    plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe("genai-int4"))
-    assert [str(row) for row in plan.coverage()] == ["Conv 0/1", "MatMul 1/1"]
+    assert [str(row) for row in planned(proto, "genai-int4").coverage()] == ["Conv 0/1", "MatMul 1/1"]
 
 
 def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -704,9 +685,7 @@ def write_vision(path: Path) -> Path:
         },
     }
     for name, text in graphs.items():
-        onnx.save(
-            build(text, {key: value for key, value in stored.items() if key in text}), path / f"{name}.onnx"
-        )
+        onnx.save(build_used(text, stored), path / f"{name}.onnx")
         config[name]["filename"] = f"{name}.onnx"
     (path / "genai_config.json").write_text(json.dumps({"model": config}))
     return path

@@ -14,16 +14,15 @@ from pathlib import Path
 
 import onnx
 import pytest
-from engines import build_all, counts, unmeasured
+from engines import build_all, counts, needs_builder, unmeasured
 
 import onnxfq
 from onnxfq.documents.recipe import Recipe
 from onnxfq.numerics.float_types import FloatName
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.check import check
 
-pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+pytestmark = needs_builder
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]
@@ -86,8 +85,7 @@ def compare(file: str, found: dict[str, dict[str, object]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.sample if name == "unet" else ()) for name in BUILT],
+    "name", [pytest.param(name, marks=pytest.mark.sample if name == "unet" else ()) for name in BUILT]
 )
 def test_networks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Well-known networks keep every node in low precision that is planned so, and `check` finds nothing."""

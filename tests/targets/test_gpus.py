@@ -9,35 +9,42 @@ import numpy as np
 import onnx
 import pytest
 from builders import feed_for, linear, plain_quantize, whole_recipe
+from engines import needs_builder
 
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import BuildOptions, target_by_name
-from onnxfq.targets.tensorrt.builder.jobs import Job, builder_installed, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, run_jobs
 from onnxfq.targets.tensorrt.gpus import CAPABILITIES, FORMATS, find_cell, read_gpu
 from onnxfq.targets.tensorrt.tools.gpu_fit import NEXT, judge_recipe, list_formats
 
 BUILT = [75, 80, 86, 89, 120, 121]
+FEEDS = [feed_for(linear(64, 64), seed) for seed in range(3)]
 OURS = [name for name, recipe in RECIPES.items() if recipe.target == "tensorrt"]
 
 
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+def written(recipe: str | Recipe, path: Path | None = None, **options: object) -> onnx.ModelProto:
+    """Return a Q/DQ model of one product."""
+    return plain_quantize(linear(64, 64), FEEDS, path, recipe=recipe, **options).qdq
+
+
+@needs_builder
 @pytest.mark.parametrize("name", ["tensorrt-int8", "tensorrt-fp8", "tensorrt-int4", "tensorrt-nvfp4"])
 def test_the_builder_agrees(name: str, tmp_path: Path) -> None:
     """The builder makes an engine of a recipe for exactly the architectures that the table gives it.
 
     The rest is in float16: for SM75 the builder has no product of float32.
     """
-    proto, half = linear(64, 64), QuantizeOptions(floats=FloatOptions("fp16"))
-    feeds = [feed_for(proto, seed) for seed in range(3)]
-    written = plain_quantize(proto, feeds, tmp_path / "q.onnx", recipe=whole_recipe(name), options=half).qdq
-    assert any(node.op_type == "DequantizeLinear" for node in written.graph.node)
-    shapes = profiles(written, {})
+    half = QuantizeOptions(floats=FloatOptions("fp16"))
+    made = written(whole_recipe(name), path=tmp_path / "q.onnx", options=half)
+    assert any(node.op_type == "DequantizeLinear" for node in made.graph.node)
+    shapes = profiles(made, {})
     reports = run_jobs([Job(tmp_path / "q.onnx", f"SM{sm}", shapes) for sm in BUILT], 600)
     assert [report.built for report in reports] == [judge_recipe(RECIPES[name], [str(sm)]) for sm in BUILT]
 
@@ -55,27 +62,10 @@ def test_every_cell_has_a_source_or_is_unknown(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "capability"),
     [
-        ("l4", 89),
-        ("L4", 89),
-        ("Orin", 87),
-        ("dla", 0),
-        ("8.9", 89),
-        ("SM120", 120),
-        ("sm_100", 100),
-        ("75", 75),
-        ("T4", 75),
-        ("Tesla T4", 75),
-        ("A10G", 86),
-        ("A100 80GB PCIe", 80),
-        ("NVIDIA GeForce RTX 2080 Ti", 75),
-        ("rtx3090", 86),
-        ("rtx4070-super", 89),
-        ("RTX 5090", 120),
-        ("l40s", 89),
-        ("H200", 90),
-        ("GB200", 100),
-        ("Jetson Orin Nano", 87),
-        ("RTX 6000 Ada", 89),
+        *((text, 75) for text in ("75", "T4", "Tesla T4", "NVIDIA GeForce RTX 2080 Ti")),
+        *((text, 89) for text in ("l4", "L4", "8.9", "rtx4070-super", "l40s", "RTX 6000 Ada")),
+        *(("A100 80GB PCIe", 80), ("A10G", 86), ("rtx3090", 86), ("Orin", 87), ("Jetson Orin Nano", 87)),
+        *(("H200", 90), ("sm_100", 100), ("GB200", 100), ("SM120", 120), ("RTX 5090", 120), ("dla", 0)),
     ],
 )
 def test_names_and_numbers(text: str, capability: int) -> None:
@@ -143,18 +133,15 @@ def test_a_refused_recipe_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="orin .SM87. has no products of float8e4m3fn .*is tensorrt-int8$"):
         onnxfq.quantize(proto, "no.npz", path, recipe="tensorrt-fp8", options=options)
     assert not path.exists()
-    feeds = [feed_for(proto, seed) for seed in range(3)]
     outcomes = onnxfq.quantize(
-        proto, feeds, tmp_path, recipe=["tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8"], options=options
+        proto, FEEDS, tmp_path, recipe=["tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8"], options=options
     )
     assert [outcome.error is None for outcome in outcomes] == [True, False, True]
 
 
 def test_models_are_checked() -> None:
     """`check` refuses the formats of a model that a GPU lacks, one finding for each GPU."""
-    proto = linear(64, 64)
-    feeds = [feed_for(proto, seed) for seed in range(3)]
-    model = plain_quantize(proto, feeds, recipe=whole_recipe("tensorrt-fp8")).qdq
+    model = written(whole_recipe("tensorrt-fp8"))
     assert onnxfq.check(model, gpus=["l4", "h100"]).passed
     found = onnxfq.check(model, gpus=["l4", "a100", "orin"])
     messages = [finding.message for finding in found.findings if finding.rule == "gpu"]
@@ -163,18 +150,14 @@ def test_models_are_checked() -> None:
         onnxfq.check(model, "onnxruntime", gpus=["l4"])
 
 
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 def test_builds_are_for_the_gpus(tmp_path: Path) -> None:
     """`--build` is for the GPUs that are given, and a warning names one without kernels there."""
-    proto = linear(64, 64)
-    feeds = [feed_for(proto, seed) for seed in range(3)]
-    model = plain_quantize(proto, feeds, recipe="tensorrt-int8").qdq
+    model = written("tensorrt-int8")
     for gpus, devices in ((["rtx50", "8.0"], {"SM120", "SM80"}), (["orin"], {"SM86", "SM89"})):
         found = onnxfq.check(model, build=BuildOptions(), gpus=gpus)
         assert {node.device for node in found.engine} == devices and found.passed
-        told = [
-            finding.message for finding in found.findings if "no kernels for orin (SM87)" in finding.message
-        ]
+        told = [one.message for one in found.findings if "no kernels for orin (SM87)" in one.message]
         assert len(told) == (gpus == ["orin"]) and all("for SM86 and SM89" in message for message in told)
 
 

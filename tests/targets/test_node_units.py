@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import build, plain_quantize, planned, weights
+from builders import build, build_used, plain_quantize, planned, weights
 from integer_kernels import simulate
 
 import onnxfq
@@ -103,16 +104,28 @@ def session(path: Path, optimized: Path | None = None) -> onnxruntime.InferenceS
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
+def kernels_of(path: Path) -> Counter[str]:
+    """Return the operators of the graph that a plain session makes of a file."""
+    session(path, path.with_name("optimized.onnx"))
+    return Counter(node.op_type for node in onnx.load(path.with_name("optimized.onnx")).graph.node)
+
+
+def both(
+    given: onnx.ModelProto, made: onnx.ModelProto, feed: dict[str, np.ndarray]
+) -> Iterator[list[np.ndarray]]:
+    """Yield the outputs of two models in plain sessions."""
+    for one in (given, made):
+        yield onnxruntime.InferenceSession(one.SerializeToString()).run(None, feed)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.sample) if name == "relu" else name for name in UNITS]
 )
 def test_plain_session_runs_integer_kernels(name: str, tmp_path: Path) -> None:
     """Each unit becomes one kernel, and nothing between the first pair and the last runs in float."""
     text, kernels = UNITS[name]
-    path, optimized = tmp_path / "q.onnx", tmp_path / "optimized.onnx"
-    quantized(network(text), path)
-    session(path, optimized)
-    counts = Counter(node.op_type for node in onnx.load(optimized).graph.node)
+    quantized(network(text), tmp_path / "q.onnx")
+    counts = kernels_of(tmp_path / "q.onnx")
     assert {op: counts[op] for op in kernels} == kernels
     assert FLOAT.isdisjoint(counts)
 
@@ -236,18 +249,11 @@ def test_normalization_is_folded_exactly() -> None:
         [n1] i = BatchNormalization (u, gain, b, b, var)
         [c1] c = Conv (x, w) [n2] y = BatchNormalization (c, gain, b, b, var) z = Add (c, y) }"""
     proto = build(text, CONSTANTS | {"g2": weights(4, 2, 3, 3), "t": weights(4, 2, 2, 2)})
-    model = load(proto)
-    folded = prepare_model(model, "onnxruntime")
+    folded = prepare_model(load(proto), "onnxruntime")
     assert [node.name for node in folded.proto.graph.node if node.op_type == "BatchNormalization"] == ["n2"]
     assert any("2 BatchNormalization folded" in note for note in folded.notes)
     feed = {"x": weights(2, 4, 9, 9, seed=11)}
-    given, made = (
-        onnxruntime.InferenceSession(one.SerializeToString(), providers=["CPUExecutionProvider"]).run(
-            ["y", "z", "i"], feed
-        )
-        for one in (proto, folded.proto)
-    )
-    for before, after in zip(given, made, strict=True):
+    for before, after in zip(*both(proto, folded.proto, feed), strict=True):
         np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)  # float32 sums in another order
 
 
@@ -276,12 +282,7 @@ def test_constants_of_channels_are_folded_exactly(behind: str, left: int, conv: 
     made = prepare_model(load(proto), "onnxruntime").proto
     assert len(made.graph.node) == 1 + left
     feed = {"x": weights(2, 4, 9, 9, seed=11)}
-    want, got = (
-        onnxruntime.InferenceSession(one.SerializeToString(), providers=["CPUExecutionProvider"]).run(
-            None, feed
-        )
-        for one in (proto, made)
-    )
+    want, got = both(proto, made, feed)
     np.testing.assert_allclose(got[0], want[0], rtol=2e-5, atol=2e-5)  # float32 sums in another order
 
 
@@ -319,8 +320,7 @@ def test_a_bias_keeps_the_kernel_of_its_product(tmp_path: Path) -> None:
     onnx.save(plain, tmp_path / "plain.onnx")
     floats = {}
     for name in ("q", "plain"):
-        session(tmp_path / f"{name}.onnx", tmp_path / "optimized.onnx")
-        counts = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+        counts = kernels_of(tmp_path / f"{name}.onnx")
         floats[name] = counts["Gemm"] + counts["MatMul"]
     assert floats["q"] == 0 < floats["plain"]
 
@@ -340,11 +340,9 @@ def test_a_result_that_a_pair_does_not_read_alone(name: str, rows: str, tmp_path
     """Both products are in integers; without the Max in front of the pair the first is in float."""
     text = f"g (float[{rows},6,8] x) => (float[] y, float[] t) {{ [m0] a = MatMul (x, p) {READERS[name]} }}"
     values = {"p": weights(8, 8), "q": weights(8, 8, seed=1), "last": np.int64([-1])}
-    used = {one: array for one, array in values.items() if f" {one})" in text}
+    proto = onnx.shape_inference.infer_shapes(build_used(text, values))
     path, feeds = tmp_path / "q.onnx", [{"x": weights(1, 6, 8, seed=number)} for number in range(4)]
-    made = plain_quantize(
-        onnx.shape_inference.infer_shapes(build(text, used)), feeds, path, recipe="onnxruntime-int8"
-    )
+    made = plain_quantize(proto, feeds, path, recipe="onnxruntime-int8")
     assert made.proof is not None and not made.proof.difference
     assert [(row.kept, row.promised) for row in made.proof.coverage] == [(2, 2)]
     plain = onnx.load(path)
@@ -358,21 +356,20 @@ def test_a_result_that_a_pair_does_not_read_alone(name: str, rows: str, tmp_path
 @pytest.mark.parametrize("shape", [(5,), (1, 5)])
 def test_products_of_two_axes_are_one_kernel_with_their_bias(shape: tuple[int, ...], tmp_path: Path) -> None:
     """MatMul and Add become QGemm; the sum is the same, and a computed bias stays as it is."""
-    text = """g (float[N,4] x) => (float[] y, float[] z) {
-        [m0] a = MatMul (x, m) y = Add (a, n) [m1] c = MatMul (x, m) z = Add (c, a) }"""
-    proto = onnx.shape_inference.infer_shapes(
-        build(text, {"m": CONSTANTS["m"], "n": weights(*shape, seed=7)})
+    values = {"m": CONSTANTS["m"], "n": weights(*shape, seed=7)}
+    computed = "[m0] a = MatMul (x, m) y = Add (a, n) [m1] c = MatMul (x, m) z = Add (c, a)"
+    proto, only = (
+        onnx.shape_inference.infer_shapes(build(f"g (float[N,4] x) => ({results}) {{ {text} }}", values))
+        for results, text in (
+            ("float[] y, float[] z", computed),
+            ("float[] y", computed.partition(" [m1]")[0]),
+        )
     )
     folded = prepare_model(load(proto), "onnxruntime").proto
     assert [node.op_type for node in folded.graph.node] == ["MatMul", "Add", "MatMul", "Add"]
-    text = "g (float[N,4] x) => (float[] y) { [m0] a = MatMul (x, m) y = Add (a, n) }"
-    proto = onnx.shape_inference.infer_shapes(
-        build(text, {"m": CONSTANTS["m"], "n": weights(*shape, seed=7)})
-    )
     path, feed = tmp_path / "q.onnx", {"x": weights(6, 4)}
-    plain_quantize(proto, [feed], path, recipe="onnxruntime-int8")
-    (made,) = session(path, tmp_path / "optimized.onnx").run(None, feed)
-    counts = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    plain_quantize(only, [feed], path, recipe="onnxruntime-int8")
+    (made,), counts = session(path, tmp_path / "plain.onnx").run(None, feed), kernels_of(path)
     assert counts["QGemm"] == 1 and not {"Gemm", "MatMul", "Add"} & set(counts)
     wanted = feed["x"] @ CONSTANTS["m"] + weights(*shape, seed=7)
     assert np.abs(made - wanted).max() < 0.05 * np.abs(wanted).max()
@@ -385,8 +382,7 @@ def test_constants_in_files(tmp_path: Path) -> None:
     path, made = tmp_path / "m.onnx", tmp_path / "q.onnx"
     onnx.save(network(text), path, save_as_external_data=True, size_threshold=0)
     plain_quantize(path, [{"x": weights(2, 4, 9, 9)}], made, recipe="onnxruntime-int8")
-    session(made, tmp_path / "optimized.onnx")
-    assert FLOAT.isdisjoint(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    assert FLOAT.isdisjoint(kernels_of(made))
 
 
 def test_a_constant_that_makes_channels_stays() -> None:

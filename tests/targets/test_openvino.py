@@ -14,13 +14,24 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import attention, build, conv_transpose, feed_for, plain_quantize, stage, two_branch, weights
+from builders import (
+    attention,
+    build,
+    build_used,
+    conv_transpose,
+    feed_for,
+    plain_quantize,
+    planned,
+    stage,
+    two_branch,
+    weights,
+)
 from integer_kernels import simulate
 from one_operator import dequantized, integers, one_operator, pair, weight
 
 import onnxfq
 from onnxfq.cli.main import main
-from onnxfq.errors import DataError, RecipeError, RuntimeLibraryError
+from onnxfq.errors import DataError, RuntimeLibraryError
 from onnxfq.numerics.granularity import CHANNELS
 from onnxfq.runtime.session import Session
 from onnxfq.targets.findings import CheckResult
@@ -230,13 +241,12 @@ BODIES = {
 @pytest.mark.parametrize("owner", BODIES)
 def test_layers_of_bodies_are_asked_too(owner: str) -> None:
     """OpenVINO multiplies low inside of an If and a Loop, and the check sees it there."""
-    constants = {"w": weights(4, 4, 3, 3), "v": weights(4, 4, 3, 3)}
-    proto = build(
+    proto = build_used(
         "g (float[2,4,8,8] x, bool c) => (float[2,4,8,8] y) { m = Conv <pads = [1,1,1,1]> (x, w) "
         f"a = Relu (m) y = {BODIES[owner]} }}",
-        constants | ({"n": np.asarray(2)} if owner == "Loop" else {}),
+        {"w": weights(4, 4, 3, 3), "v": weights(4, 4, 3, 3), "n": np.asarray(2)},
     )
-    feeds = [feed_for(proto, seed) | {"c": np.asarray(True)} for seed in range(4)]
+    feeds = [feed_for(proto, seed) for seed in range(4)]
     made = plain_quantize(proto, feeds, recipe="openvino-int8").qdq
     (row,) = onnxfq.check(made, "openvino", build=BuildOptions()).coverage
     assert (row.op_type, row.kept, row.promised) == ("Conv", 2, 2)
@@ -245,7 +255,7 @@ def test_layers_of_bodies_are_asked_too(owner: str) -> None:
 @pytest.mark.sample
 def test_signed_where_zero_points_cost_the_kernel() -> None:
     """Products of two activations have int8 without a zero point, and uint8 for what is never negative."""
-    plan = onnxfq.make_plan(onnxfq.load(attention()), onnxfq.load_recipe("openvino-int8"))
+    plan = planned(attention(), "openvino-int8")
     formats = {p.tensor: (p.spec.qtype.name, p.spec.symmetric) for p in plan.activations}
     kinds = {node.op: node for node in onnxfq.load(attention()).graph().nodes}
     assert formats[kinds["Softmax"].outputs[0].name] == ("uint8", False)
@@ -254,7 +264,7 @@ def test_signed_where_zero_points_cost_the_kernel() -> None:
 
 def test_no_zero_point_in_front_of_scales_of_channels() -> None:
     """A convolution whose result has them reads int8; not the network's input, whose sign is unknown."""
-    plan = onnxfq.make_plan(onnxfq.load(mobile()), onnxfq.load_recipe("openvino-int8"))
+    plan = planned(mobile(), "openvino-int8")
     signed = {p.tensor for p in plan.activations if p.spec.symmetric}
     assert signed == {"c"}
     by_channel = {p.tensor for p in plan.activations if p.spec.granularity == CHANNELS}
@@ -287,11 +297,8 @@ os._exit(0)
 
 def test_threads_begin_together() -> None:
     """The first runs of a process are in several threads: without one before, half of such processes hung."""
-    path = {
-        "PYTHONPATH": os.pathsep.join(
-            [str(Path(onnxfq.__file__).parents[1]), str(Path(__file__).parents[1] / "networks")]
-        )
-    }
+    folders = Path(onnxfq.__file__).parents[1], Path(__file__).parents[1] / "networks"
+    path = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     for _ in range(2):
         subprocess.run([sys.executable, "-c", THREADS], env=os.environ | path, timeout=120, check=True)
 
@@ -341,38 +348,6 @@ def test_zero_points_of_channels_with_several_outputs() -> None:
         assert (differ(model, feed, rules) > 1) == bool(rules)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"activations": {"dynamic": True}}, "use dynamic: false"),
-        ({"activations": {"qtype": "int8"}}, "int8 with a zero point in float; use uint8"),
-        ({"activations": {"qtype": "uint16"}}, "activations of 8 bits only, not uint16"),
-        ({"weights": {"qtype": "int4"}}, "symmetric int8 weights only, not int4"),
-        ({"weights": {"symmetric": False}}, "not int8 with zero points"),
-        ({"activations": {"granularity": "per_axis"}}, "one scale of an activation"),
-        ({"weights": {"granularity": "blocked", "block_size": 4}}, "scales of blocks; use per_axis"),
-    ],
-)
-def test_formats_that_are_refused(changes: dict[str, dict[str, object]], says: str) -> None:
-    """A format that OpenVINO multiplies in float is refused with the remedy."""
-    recipe = onnxfq.load_recipe("openvino-int8").override(**changes)
-    model = gated() if says.startswith("int8") else attention()
-    with pytest.raises(RecipeError, match=says):
-        onnxfq.make_plan(onnxfq.load(model), recipe)
-
-
-def test_values_are_those_of_onnx_runtime() -> None:
-    """A network by the recipe has the values of ONNX Runtime, up to a step at ties."""
-    proto = two_branch()
-    feeds = [feed_for(proto, seed) for seed in range(3)]
-    qdq = plain_quantize(proto, feeds, recipe="openvino-int8").qdq
-    feed = feed_for(proto)
-    wanted = Session(qdq, 1, exact=True).run(feed)[0]
-    got = open_model(qdq, 1)(feed)["y"]
-    error = np.sum((got - wanted) ** 2) / np.sum(wanted**2)
-    assert 10 * np.log10(error) < -30
-
-
 def test_profile_counts_what_is_executed() -> None:
     """The profile has the layers of the compiled graph, and their times add up to less than a second."""
     model = PLANTED["conv"][0]
@@ -408,9 +383,8 @@ def test_wide_pairs_are_taken_out(dtype: type) -> None:
 def test_wide_pairs_that_are_a_relu(maker: str) -> None:
     """A pair from 0 on is wrong where its operator has numbers below 0, which OpenVINO does not clip."""
     text = f"e = Erf (x) c = {maker} r = Identity (c) {pair('r', 'd')} y = Neg (d)"
-    given = {"s": np.float32(1 / 1024), "z": np.uint16(0), "low": np.float32(0)}
-    given |= {"one": np.float32(1)} if "one" in maker else {}
-    model = build(f"g (float[1, 8] x) => (float[1, 8] y) {{ {text} }}", given, opset=21, ir=10)
+    given = {"s": np.float32(1 / 1024), "z": np.uint16(0), "low": np.float32(0), "one": np.float32(1)}
+    model = build_used(f"g (float[1, 8] x) => (float[1, 8] y) {{ {text} }}", given, opset=21, ir=10)
     feed = {"x": np.linspace(-2, 2, 8, dtype=np.float32).reshape(1, 8)}
     ours, theirs = Session(model, 1, exact=True).run(feed)[0], open_model(model, 1)(feed)["y"]
     (found,) = onnxfq.check(model, "openvino").findings
@@ -462,11 +436,11 @@ def test_operators_on_integers(operator: str) -> None:
     *_, scale, zero = re.findall(r"\b[a-z]\b", operator)
     if "Concat" in operator:
         scale, zero = re.findall(r"\b[a-z]\b", operator)[:2]
-    model = build(
+    model = build_used(
         f"""g (float[1, 4, 8, 8] x) => (float[1, 4, {size}, {size}] y) {{
             q = QuantizeLinear (x, s, z) p = QuantizeLinear (x, s, u) o = com.microsoft.{operator}
             y = DequantizeLinear (o, {scale}, {zero}) }}""",
-        {name: value for name, value in given.items() if re.search(rf"\b{name}\b", f"{operator} s z u")},
+        given,
         **{"com.microsoft": 1},
     )
     values = np.random.default_rng(0).normal(size=(1, 4, 8, 8)).astype(np.float32)

@@ -11,7 +11,6 @@ import pytest
 from builders import build
 
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.support import memory
 from onnxfq.targets.openvino import runtime
 
 LIBRARY = '''
@@ -57,14 +56,8 @@ def act(what):
 ACTIONS = {
     "panic": ("raise Panic('called unwrap()\\nhere')", r"Panic: called unwrap\(\) here"),
     "refusal": ("raise RuntimeError('no kernel\\nfor this')", "no kernel; for this"),
-    "loop": ("while True: pass", "its process took more than 1 s"),
     "sleep": ("time.sleep(1000)", "its process took more than 1 s"),
-    "memory": (
-        "taken = []\n    while True: taken.append(bytearray(1 << 24))",
-        "MemoryError|its process was ended",
-    ),
     "end": ("os._exit(7)", "its process ended with code 7"),
-    "abort": ("os.abort()", "its process was ended by signal 6"),
 }
 """A fault of a library -> its code, and the line that names it."""
 X = {"x": np.ones(2, np.float32)}
@@ -74,8 +67,6 @@ X = {"x": np.ones(2, np.float32)}
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Return a function that puts a module openvino with given code on the path."""
     monkeypatch.setattr(runtime, "_library", None)
-    monkeypatch.setattr(memory, "_LEAST", 600 << 20)
-    monkeypatch.setattr(memory, "free_memory", lambda: 0)
 
     def write(action: str) -> None:
         monkeypatch.setattr(runtime, "SECONDS", 1.0 if "1 s" in ACTIONS[action][1] else 60.0)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from builders import build, feed_for, plain_quantize, weights
+from builders import build, build_used, feed_for, plain_quantize, weights
+from diagnosed_networks import network
+from onnxruntime.quantization import QuantFormat, QuantType
+from ort_quantizer import by_ort
 
 import onnxfq
 from onnxfq.runtime.session import Session
@@ -74,9 +79,9 @@ def test_convolutions_keep_their_scale(product: str, readers: str) -> None:
     """With open shapes and several readers, a bias changes no bit; without, the numbers are still others."""
     text, shape = PRODUCTS[product]
     outputs = "float[N,8,6,6] y, float[N,8,6,6] c" if readers == "an output" else "float[N,8,6,6] y"
-    proto = build(
+    proto = build_used(
         f"g (float[N,8,6,6] x) => ({outputs}) {{ {text} {READERS[readers]} }}",
-        {"w": weights(*shape), **({"b": np.zeros(8, np.float32)} if "b)" in text else {})},
+        {"w": weights(*shape), "b": np.zeros(8, np.float32)},
     )
     feeds = [feed_for(proto, seed) for seed in range(4)]
     made = plain_quantize(proto, feeds, recipe="openvino-int8").qdq
@@ -113,11 +118,9 @@ def test_products_keep_their_sign(product: str, behind: str) -> None:
     """In front of a Relu and a factor below 0 they have a bias; without it the sign is still lost."""
     text, shape = BARE[product]
     sizes = "16,16" if len(shape) == 2 else "2,8,6,6"
-    numbers = {"f": np.float32(-0.5), "two": np.float32([2])}
-    proto = build(
+    proto = build_used(
         f"g (float[{sizes}] x) => (float[] y) {{ a = Sigmoid (x) {text} {RECTIFIED[behind]} }}",
-        {"w": weights(*shape)}
-        | {name: one for name, one in numbers.items() if f"{name})" in RECTIFIED[behind]},
+        {"w": weights(*shape), "f": np.float32(-0.5), "two": np.float32([2])},
     )
     feeds = [feed_for(proto, seed) for seed in range(4)]
     result = plain_quantize(proto, feeds, recipe="openvino-int8")
@@ -136,8 +139,7 @@ def test_a_left_constant_has_one_scale_in_front_of_a_pair(rows: int, behind: str
     """OpenVINO has the right numbers; scales of rows are still refused, or taken for scales of columns."""
     text = f"a = Sigmoid (x) {'m' if behind else 'p'} = MatMul (w, a) {behind} y = MatMul (p, v)"
     values = {"w": weights(rows, 8), "v": weights(16, 4), "two": np.float32([2])}
-    used = {name: one for name, one in values.items() if name != "two" or behind}
-    proto = build(f"g (float[2,8,16] x) => (float[] y) {{ {text} }}", used)
+    proto = build_used(f"g (float[2,8,16] x) => (float[] y) {{ {text} }}", values)
     feeds = [feed_for(proto, seed) for seed in range(4)]
     result = plain_quantize(proto, feeds, recipe="openvino-int8")
     assert result.proof is not None and not result.proof.kept_float and compare(result.qdq, feeds[0]) > 60
@@ -147,12 +149,9 @@ def test_a_left_constant_has_one_scale_in_front_of_a_pair(rows: int, behind: str
     read.attribute.append(onnx.helper.make_attribute("axis", 0))
     for tensor in left.graph.initializer:
         if tensor.name in read.input[1:]:
-            number = onnx.numpy_helper.to_array(tensor) * np.arange(1, rows + 1)
-            tensor.CopyFrom(
-                onnx.numpy_helper.from_array(
-                    number.astype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)), tensor.name
-                )
-            )
+            one = onnx.numpy_helper.to_array(tensor)
+            numbers = (one * np.arange(1, rows + 1)).astype(one.dtype)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(numbers, tensor.name))
     del left.graph.value_info[:]
     assert "row-scale" in {found.rule for found in onnxfq.check(left, "openvino").findings}
     if rows == 16:
@@ -171,3 +170,20 @@ def test_half_types_get_a_bias_of_their_type() -> None:
     (bias,) = (t for t in result.qdq.graph.initializer if t.name.endswith("least_bias"))
     assert onnx.numpy_helper.to_array(bias).dtype == np.float16 and onnx.numpy_helper.to_array(bias).all()
     assert result.proof is not None and result.proof.runtime and not result.proof.difference
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("name", ["conv", "detector"])
+def test_integer_operators(name: str, per_channel: bool, tmp_path: Path) -> None:
+    """A finding stands where the frontend of OpenVINO ends in an error, for one scale and for several."""
+    net = network(name)
+    kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QUInt8}
+    options = {"quant_format": QuantFormat.QOperator, "per_channel": per_channel}
+    made = by_ort(net.float_model, net.feeds(8, seed=1), tmp_path, **kinds, **options)
+    found = [one for one in onnxfq.check(made, "openvino").findings if one.severity == "refused"]
+    try:
+        importlib.import_module("openvino").Core().compile_model(str(tmp_path / "static.onnx"), "CPU")
+    except RuntimeError:
+        assert found
+    else:
+        assert not found

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 import plan_networks
 import pytest
-from engines import SECONDS, build_all, unmeasured, verdicts
+from engines import SECONDS, build_all, needs_builder, unmeasured, verdicts
 from plan_networks import NETWORKS, ROOT, open_encoder
 
 from onnxfq.errors import ModelError
@@ -24,12 +24,12 @@ from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.figures import count_layers
-from onnxfq.targets.tensorrt.builder.jobs import Job, builder_installed, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
-pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+pytestmark = needs_builder
 
 RECIPES = ("tensorrt-int8", "tensorrt-fp8", "tensorrt-nvfp4")
 ALL = os.environ.get("ONNXFQ_GOLDEN") == "all"

@@ -6,13 +6,11 @@ import numpy as np
 import onnx
 import pytest
 from builders import build
+from engines import needs_builder
 
 import onnxfq
 from onnxfq.errors import DataError
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.jobs import builder_installed
-
-needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 
 def test_quantized_uint8_is_no_form() -> None:

@@ -8,26 +8,22 @@ from pathlib import Path
 
 import onnx
 import pytest
+from engines import needs_builder
 from planted import CASES, Planted
 
 from onnxfq import targets
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.tensorrt.builder.build import capabilities
-from onnxfq.targets.tensorrt.builder.jobs import Job, Report, builder_installed, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, Report, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.structure import EXTRA, STANDARD, UNSUPPORTED
 from onnxfq.tools.check import check
 
 FOLDER = Path(targets.__file__).parent
 SOURCES = sorted([*FOLDER.glob("reading/*.py"), *FOLDER.rglob("tensorrt/**/*.py")])
-OTHERS = {
-    "openvino": "test_openvino.py",
-    "onnxruntime": "test_check_onnxruntime.py",
-    "qnn": "test_qnn.py",
-}
+OTHERS = {"openvino": "test_openvino", "onnxruntime": "test_check_onnxruntime", "qnn": "test_qnn"}
 GUIDE = Path(__file__).parents[2] / "docs" / "tensorrt.md"
-needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 
 def by_name(case: Planted) -> str:
@@ -95,7 +91,7 @@ def rules_in(paths: Iterable[Path]) -> set[str]:
 def test_rules_of_other_targets_are_tried_and_told(target: str) -> None:
     """Each rule of a target is in the tests that ask its runtime, and in its guide."""
     names = rules_in((FOLDER / target).glob("*.py"))
-    files = Path(__file__).parent.glob(f"{Path(OTHERS[target]).stem}*.py")
+    files = Path(__file__).parent.glob(f"{OTHERS[target]}*.py")
     tests = "".join(path.read_text(encoding="utf-8") for path in files)
     guide = GUIDE.with_name(f"{target}.md").read_text(encoding="utf-8")
     assert len(names) > 3

@@ -10,13 +10,12 @@ import numpy as np
 import onnx
 import pytest
 from builders import BUILDERS, build, weights
-from engines import unmeasured
+from engines import needs_builder, unmeasured
 
 import onnxfq
 from onnxfq.errors import ModelError
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import BuildOptions, target_by_name
-from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 
 RECIPES_OF_RULES = [
     name
@@ -89,7 +88,7 @@ def test_small_models(recipe: str) -> None:
 
 
 @pytest.mark.sample
-@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+@needs_builder
 @pytest.mark.parametrize(("name", "low"), [("two_branch", 1), ("downsample", 0)])
 def test_sums_in_engines(name: str, low: int) -> None:
     """A sum reads its skip branch in 8 bits; the sum of two convolutions is float in TensorRT for RTX."""

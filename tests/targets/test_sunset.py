@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, stage, weights
-from engines import build_all, counts, unmeasured
+from engines import build_all, count_all, needs_builder, unmeasured
 from planted import CASES
 
 import onnxfq
@@ -28,12 +28,10 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.targets import tensorrt
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.rewrites import split_projections
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
 
-needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 MEASURED = "1.7.1"
 """Release of TensorRT for RTX that every rewrite was measured with."""
 
@@ -143,8 +141,7 @@ def test_guards_prevent_fusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     rewritten = unmeasured(attention(guarded=True), "tensorrt-fp8", "fp16")
     monkeypatch.setattr(tensorrt, "move_guards", lambda proto: "")
     models = {"plain": unmeasured(attention(guarded=True), "tensorrt-fp8", "fp16"), "rewritten": rewritten}
-    reports = build_all(tmp_path, models)
-    fused = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    fused = {name: rows["SM89"] for name, rows in count_all(tmp_path, models).items()}
     assert "attention in one kernel" not in fused["plain"]
     assert fused["rewritten"]["attention in one kernel"] == 1
 
@@ -167,8 +164,7 @@ def test_attention_of_einsums_is_not_fused(tmp_path: Path, monkeypatch: pytest.M
     rewritten = unmeasured(proto, "tensorrt-fp8", "fp16")
     monkeypatch.setattr(tensorrt, "write_products", lambda model: model)
     models = {"plain": unmeasured(proto, "tensorrt-fp8", "fp16"), "rewritten": rewritten}
-    reports = build_all(tmp_path, models)
-    fused = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    fused = {name: rows["SM89"] for name, rows in count_all(tmp_path, models).items()}
     assert "attention in one kernel" not in fused["plain"]
     assert fused["rewritten"]["attention in one kernel"] == 1
 
@@ -181,8 +177,7 @@ def test_whole_projections_lose_their_weight(tmp_path: Path) -> None:
         "plain": with_qdq(staged.model, staged.plan, staged.encodings, form=BARE).proto,
         "rewritten": with_target_qdq(staged.model, staged.plan, staged.encodings).proto,
     }
-    reports = build_all(tmp_path, models)
-    rows = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    rows = {name: found["SM89"] for name, found in count_all(tmp_path, models).items()}
     assert rows["plain"]["MatMul weight-only as weight-only"] == 1
     assert rows["rewritten"] == {"MatMul weight-only as weight-only": 4}
 
@@ -208,8 +203,7 @@ def test_packed_projections_lose_their_weight(tmp_path: Path, monkeypatch: pytes
     models = {"rewritten": unmeasured(proto, "tensorrt-int8-weights", "fp16")}
     monkeypatch.setattr(split_projections, "match_packed", lambda *_: None)
     models["plain"] = unmeasured(proto, "tensorrt-int8-weights", "fp16")
-    reports = build_all(tmp_path, models)
-    rows = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    rows = {name: found["SM89"] for name, found in count_all(tmp_path, models).items()}
     assert rows["plain"]["MatMul float as weight-only"] == 1
     assert rows["rewritten"]["MatMul weight-only as weight-only"] == 4
 
@@ -238,8 +232,7 @@ def test_a_factor_behind_attention_prevents_fusion(tmp_path: Path) -> None:
     quantizer.input[0] = "scaled"
     scaled.graph.node.insert(place, onnx.helper.make_node("Mul", ["j", "factors"], ["scaled"], "scale"))
     models = {"plain": plain, "scaled": scaled}
-    reports = build_all(tmp_path, models)
-    rows = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    rows = {name: found["SM89"] for name, found in count_all(tmp_path, models).items()}
     assert rows["plain"]["attention in one kernel"] == 1
     assert "attention in one kernel" not in rows["scaled"]
 
@@ -256,8 +249,7 @@ def test_a_loop_carries_no_product_in_low_precision(tmp_path: Path, monkeypatch:
     rewritten = unmeasured(proto, "tensorrt-int8", "fp16")
     monkeypatch.setattr(tensorrt, "part_results", lambda proto: proto)
     models = {"plain": unmeasured(proto, "tensorrt-int8", "fp16"), "rewritten": rewritten}
-    reports = build_all(tmp_path, models)
-    rows = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    rows = {name: found["SM89"] for name, found in count_all(tmp_path, models).items()}
     assert rows == {"plain": {"MatMul float as low": 1}, "rewritten": {"MatMul low as low": 1}}
 
 

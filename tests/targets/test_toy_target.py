@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, constants, feed_for, weights
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+from ort_quantizer import Reader
 
 import onnxfq
 from onnxfq.errors import RecipeError
@@ -50,17 +51,6 @@ def network() -> onnx.ModelProto:
             [gemm] l = Gemm (f, v, d) [soft] y = Softmax <axis = -1> (l) }""",
         {"w": weights(4, 3, 3, 3), "b": weights(4), "v": weights(4, 5), "d": weights(5)},
     )
-
-
-class Reader(CalibrationDataReader):
-    """Feeds for onnxruntime's own quantizer."""
-
-    def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
-        self._feeds: Iterator[dict[str, np.ndarray]] = iter(feeds)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        """Return the next feed, None behind the last."""
-        return next(self._feeds, None)
 
 
 def dequantized(proto: onnx.ModelProto, op: str, slot: int) -> tuple[np.ndarray, np.ndarray]:
@@ -137,12 +127,6 @@ def test_biases_that_stay_float() -> None:
     plan = onnxfq.make_plan(onnxfq.load(proto), kept)
     assert not plan.biases
     assert {s.name for s in plan.skipped if s.why == "bias: added in float"} == {"b", "d"}
-
-
-def test_other_targets_place_what_they_placed() -> None:
-    """The operators of one policy belong to no other target."""
-    plan = onnxfq.make_plan(onnxfq.load(network()), onnxfq.load_recipe("tensorrt-int8"))
-    assert {p.tensor for p in plan.placements} == set("xwfv")
 
 
 def test_unknown_and_taken_names() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, weights
-from engines import SECONDS
+from engines import SECONDS, needs_builder
 from numpy.typing import NDArray
 
 from onnxfq.cli.main import main
@@ -22,12 +22,12 @@ from onnxfq.targets.engine_figures import EngineFigures
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.tensorrt.builder.figures import count_layers
-from onnxfq.targets.tensorrt.builder.jobs import Job, builder_installed, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
-pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+pytestmark = needs_builder
 
 
 def encoder(blocks: int, tokens: str, width: int = 128, heads: int = 4) -> onnx.ModelProto:

@@ -49,12 +49,8 @@ def _refuses_in_pairs(placement: Placement, operands: Operands) -> str:
 
 def _refuses_activation(placement: Placement) -> str:
     spec = placement.spec
-    if (
-        spec.dynamic
-        and spec.qtype.name == ROUNDED_INPUT
-        and spec.symmetric
-        and spec.granularity.block_size is not None
-    ):
+    is_rounded = spec.dynamic and spec.symmetric and spec.qtype.name == ROUNDED_INPUT
+    if is_rounded and spec.granularity.block_size is not None:
         return ""
     return (
         f"MatMulNBits rounds its input to {ROUNDED_INPUT} in blocks, at run time, and not to {spec}; use "

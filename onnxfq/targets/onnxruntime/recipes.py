@@ -8,9 +8,7 @@ from onnxfq.targets.recipes import make_recipe
 # between an operator and its pair, so that `depthwise` only lets repair equalize channels in the weights.
 RECIPES = (
     make_recipe(
-        "onnxruntime-int8",
-        "onnxruntime",
-        {"qtype": "uint8", "symmetric": False, "equalize": "depthwise"},
+        "onnxruntime-int8", "onnxruntime", {"qtype": "uint8", "symmetric": False, "equalize": "depthwise"}
     ),
     make_recipe(
         "onnxruntime-uint8-dynamic", "onnxruntime", {"qtype": "uint8", "symmetric": False, "dynamic": True}

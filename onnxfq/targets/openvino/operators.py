@@ -19,11 +19,8 @@ from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.target_policy import NodeDecision, Slots
 
 OPERATORS: Mapping[str, Slots] = {
-    "Add": Slots(inputs=(0, 1)),
-    "GlobalAveragePool": Slots(inputs=(0,)),
-    "MaxPool": Slots(inputs=(0,)),
-    "Mul": Slots(inputs=(0, 1)),
-    "ReduceMean": Slots(inputs=(0,)),
+    **dict.fromkeys(("Add", "Mul"), Slots(inputs=(0, 1))),
+    **dict.fromkeys(("GlobalAveragePool", "MaxPool", "ReduceMean"), Slots(inputs=(0,))),
 }
 """Operator -> inputs that get a pair, where `choose_operators` keeps it."""
 

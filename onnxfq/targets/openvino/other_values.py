@@ -24,7 +24,6 @@ from onnxfq.graph.edit import Editor
 from onnxfq.graph.follow import is_known_number
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS
 from onnxfq.graph.queries import nodes_by_graph
-from onnxfq.graph.walk import list_graphs
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, make_finding
 
@@ -109,10 +108,11 @@ def ends_in_pair(product: Any, is_paired: Callable[[Any], bool], is_constant: Ca
 
 def row_scales(reading: CheckContext) -> Iterator[Finding]:
     """Report constants on the left of a MatMul whose several scales OpenVINO takes for scales of columns."""
-    outputs = {output.name for graph in list_graphs(reading.proto.graph) for output in graph.output}
 
     def is_paired(tensor: Any) -> bool:
-        return tensor.name not in outputs and {one.op for one in tensor.outputs} == {"QuantizeLinear"}
+        return tensor.name not in reading.index.outputs and {one.op for one in tensor.outputs} == {
+            "QuantizeLinear"
+        }
 
     for promised, operand, pair in reading.weights():
         site, several = promised.site, pair.scale is not None and pair.scale.size > 1
@@ -140,10 +140,9 @@ def signed_concats(reading: CheckContext) -> Iterator[Finding]:
 
 def lost_scales(reading: CheckContext) -> Iterator[Finding]:
     """Report products without a bias whose scale or sign OpenVINO loses."""
-    outputs = {output.name for graph in list_graphs(reading.proto.graph) for output in graph.output}
     for site in reading.sites:
         bias = reading.index.value(site.input(2)) if site.input(2) else np.zeros(1)
-        why = "" if bias is None or bias.any() else _explain_loss(site, outputs)
+        why = "" if bias is None or bias.any() else _explain_loss(site, reading.index.outputs)
         if why:
             message = f"it has no bias, {why}; give it a bias that is not zero, such as {LEAST:.1e}"
             yield make_finding("lost-scale", "wrong", site, message, site.input(0))

@@ -20,12 +20,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
-from onnxfq.targets.openvino.operators import (
-    OPERATORS,
-    choose_operators,
-    find_product,
-    takes_channel_scales,
-)
+from onnxfq.targets.openvino.operators import OPERATORS, choose_operators, find_product, takes_channel_scales
 from onnxfq.targets.openvino.other_values import ROWS, ends_in_pair, find_joined
 from onnxfq.targets.reading.limits import Product, TargetLimit, explain, needs_both, refuse
 

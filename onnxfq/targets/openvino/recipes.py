@@ -8,9 +8,5 @@ from onnxfq.targets.recipes import make_recipe
 # signed that OpenVINO multiplies without zero points only, and scales the channels of depthwise convolutions.
 # `depthwise` equalizes those that take one scale, and lets repair equalize channels in the weights.
 RECIPES = (
-    make_recipe(
-        "openvino-int8",
-        "openvino",
-        {"qtype": "uint8", "symmetric": False, "equalize": "depthwise"},
-    ),
+    make_recipe("openvino-int8", "openvino", {"qtype": "uint8", "symmetric": False, "equalize": "depthwise"}),
 )

@@ -94,38 +94,32 @@ def read_clock() -> float:
     return load_library().worker.seconds
 
 
-class _Compiled(NamedTuple):
-    """A compiled model: its process, its number there, and the names of each input."""
+def _compile(
+    model: AnyModel, threads: int = 0, precision: str = "f32", profiled: bool = False
+) -> tuple[_Library, int, list[set[str]]]:
+    """Compile `model` for the CPU; return its process, its number there, and the names of each input.
 
-    library: _Library
-    number: int
-    inputs: list[set[str]]
+    Args:
+        model: the model, or its path.
+        threads: of OpenVINO, 0 for one per core.
+        precision: of the float part; empty for OpenVINO's choice, bf16 where the processor has it.
+        profiled: whether requests count the time of each node.
 
-    @staticmethod
-    def of(model: AnyModel, threads: int = 0, precision: str = "f32", profiled: bool = False) -> _Compiled:
-        """Compile `model` for the CPU.
-
-        Args:
-            model: the model, or its path.
-            threads: of OpenVINO, 0 for one per core.
-            precision: of the float part; empty for OpenVINO's choice, bf16 where the processor has it.
-            profiled: whether requests count the time of each node.
-
-        Raises RuntimeLibraryError if OpenVINO is missing, or cannot read or compile the model.
-        """
-        library, number = load_library(), next(_numbers)
-        options = {
-            "INFERENCE_PRECISION_HINT": precision,
-            "INFERENCE_NUM_THREADS": threads,
-            "PERF_COUNT": profiled,
-        }
-        given = {name: value for name, value in options.items() if value}
-        remedy = "use operators and an opset that this release has, or install a newer one"
-        dropped = [_dropped.pop() for _ in range(len(_dropped))]
-        with scratch_folder() as folder:
-            library.ask("read the model", remedy, "read_model", number, _as_source(model, folder), dropped)
-            inputs = library.ask("compile the model", remedy, "compile_model", number, given)
-        return _Compiled(library, number, inputs)
+    Raises RuntimeLibraryError if OpenVINO is missing, or cannot read or compile the model.
+    """
+    library, number = load_library(), next(_numbers)
+    options = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_NUM_THREADS": threads,
+        "PERF_COUNT": profiled,
+    }
+    given = {name: value for name, value in options.items() if value}
+    remedy = "use operators and an opset that this release has, or install a newer one"
+    dropped = [_dropped.pop() for _ in range(len(_dropped))]
+    with scratch_folder() as folder:
+        library.ask("read the model", remedy, "read_model", number, _as_source(model, folder), dropped)
+        inputs = library.ask("compile the model", remedy, "compile_model", number, given)
+    return library, number, inputs
 
 
 def _as_source(model: AnyModel, folder: Path) -> str | bytes:
@@ -150,7 +144,7 @@ def open_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Cal
     or cannot read or compile the model; so does the function for a feed that does not fit, and DataError for
     one without an input.
     """
-    library, number, inputs = _Compiled.of(model, threads, precision)
+    library, number, inputs = _compile(model, threads, precision)
     proto = read_structure(model)
     names = output_names(proto)
     given_names = {value.name for value in proto.graph.input}
@@ -177,7 +171,7 @@ def profile_model(model: AnyModel, threads: int, feed: Feed) -> dict[tuple[str, 
 
     Nodes are those that it executes: fused ones, and those that it adds. Raises as `open_model`.
     """
-    library, number, inputs = _Compiled.of(model, threads, precision="", profiled=True)
+    library, number, inputs = _compile(model, threads, precision="", profiled=True)
     given = {name: np.asarray(feed[name]) for port in inputs for name in port if name in feed}
     what = "profile the model", "give data that fits it", "profile_model"
     seconds = dict(library.ask(*what, number, given, _PROFILED_RUNS))
@@ -187,7 +181,7 @@ def profile_model(model: AnyModel, threads: int, feed: Feed) -> dict[tuple[str, 
 
 def list_layers(model: AnyModel) -> list[tuple[str, list[str], list[str], list[str]]]:
     """Return the layers that OpenVINO executes for `model`, as `list_layers` of `process.py`."""
-    library, number, _ = _Compiled.of(model)
+    library, number, _ = _compile(model)
     layers = list(library.ask("list the layers", "", "list_layers", number))
     _dropped.append(number)
     return layers

@@ -71,8 +71,7 @@ def _has_fixed_sizes(reading: CheckContext) -> bool:
 
 
 def _pair(site: NodeSite, slot: int) -> Quantizer | None:
-    maker = site.index.maker(site.input(slot))
-    return None if maker is None else quantizer(maker)
+    return quantizer(site.index.maker(site.input(slot)))
 
 
 def body_nodes(reading: CheckContext) -> Iterator[Finding]:
@@ -87,10 +86,8 @@ def body_nodes(reading: CheckContext) -> Iterator[Finding]:
 
 def gains(reading: CheckContext) -> Iterator[Finding]:
     """Report int8 gains of LayerNormalization without a bias of 8 bits, which the HTP does not take."""
-    for site in reading.sites:
-        gain, bias = (
-            (_pair(site, slot) for slot in (1, 2)) if site.op == "LayerNormalization" else (None, None)
-        )
+    for site in (one for one in reading.sites if one.op == "LayerNormalization"):
+        gain, bias = (_pair(site, slot) for slot in (1, 2))
         eight = bias is not None and bias.qtype in (TensorProto.INT8, TensorProto.UINT8)
         if gain is not None and gain.qtype != TensorProto.UINT8 and not eight:
             message = f"the HTP takes a gain of {gain.type_name} only beside a bias of 8 bits; use uint8"
@@ -127,8 +124,7 @@ def moved_scales(reading: CheckContext) -> Iterator[Finding]:
     for site in _computing(reading):
         if not needs_one_scale(site, lambda tensor: reading.index.value(tensor.name)):
             continue
-        given = site.index.maker(site.input(0))
-        source = None if given is None else quantizer(given)
+        source = _pair(site, 0)
         for result in site.outputs:
             pairs = [pair for reader in result.outputs if (pair := quantizer(reader)) is not None]
             if source is not None and pairs and not _is_same_grid(source, pairs[0]):

@@ -64,14 +64,14 @@ LIMITS = (
 )
 
 
+def _is_grouped(product: Product) -> bool:
+    """Tell whether the operand is the weight of a ConvTranspose in groups."""
+    return product.op == "ConvTranspose" and product.groups > 1 and product.is_weight
+
+
 def _explain_groups(product: Product) -> str:
     """Report weights of a grouped ConvTranspose with several scales, with which QNN computes other values."""
-    if (
-        product.op != "ConvTranspose"
-        or product.groups == 1
-        or product.scales == "one"
-        or not product.is_weight
-    ):
+    if not _is_grouped(product) or product.scales == "one":
         return ""
     return (
         f"the HTP gives the scales of one group to all {product.groups} of a ConvTranspose; use granularity: "
@@ -85,8 +85,7 @@ GROUPS = TargetLimit("group-scales", "wrong", _explain_groups)
 
 def _explain_group_axes(product: Product) -> str:
     """Report a grouped ConvTranspose of three dimensions: its numbers are others, in 8 and in 16 bits."""
-    many = product.kernel is not None and len(product.kernel) > AXES
-    if product.op != "ConvTranspose" or product.groups == 1 or not (many and product.is_weight):
+    if not _is_grouped(product) or len(product.kernel or ()) <= AXES:
         return ""
     return f"the HTP computes a ConvTranspose in groups of over {AXES} axes otherwise"
 

@@ -64,11 +64,11 @@ class Product:
             operands.node.attrs.get("group", 1),
             operands.weight_shapes.get(weights[0], ()) if weights else None,
             operands.weight_only,
-            frozenset(map(_stored_type, others)),
+            frozenset(map(stored_type, others)),
             any(one.spec.granularity.is_blocked for one in others),
             is_weight,
             next((use.input for use in placement.uses if use.node == operands.node.name), 0),
-            _stored_type(placement),
+            stored_type(placement),
             "none" if spec.symmetric else "one" if alike else "several",
             "blocks" if spec.granularity.is_blocked else "one" if alike else "several",
             spec.granularity.axis,
@@ -108,7 +108,8 @@ class Product:
         return kernel if self.op == "Conv" and len(kernel) > 2 and kernel[1] == 1 < self.groups else ()
 
 
-def _stored_type(placement: Placement) -> str:
+def stored_type(placement: Placement) -> str:
+    """Return the name of the type that stores numbers: int5 is stored as int8 with a Clip."""
     qtype = placement.spec.qtype
     return (find_storage_qtype(qtype) or qtype).name
 

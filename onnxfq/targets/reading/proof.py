@@ -148,11 +148,9 @@ def find_broken(findings: Iterable[Finding], promises: Iterable[ExpectedPrecisio
     bad = {found.node for found in findings if found.severity in ("refused", "float")}
     broken = set()
     for promised in promises:
-        involved = {promised.site.name}
-        for q in (operand.pair for operand in promised.operands):
-            maker = None if q is None else q.site.index.maker(q.data)
-            involved |= {site.name for site in (maker, None if q is None else q.site) if site is not None}
-        if involved & bad:
+        makers = [q.site.index.maker(q.data) for q in promised.pairs]
+        involved = (promised.site, *(q.site for q in promised.pairs), *makers)
+        if any(site is not None and site.name in bad for site in involved):
             broken.add(promised.site.name)
     return broken
 

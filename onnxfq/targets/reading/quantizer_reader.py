@@ -114,9 +114,9 @@ def type_name(code: int) -> str:
     return str(TensorProto.DataType.Name(code)).lower() if code else "of unknown type"
 
 
-def quantizer(site: NodeSite) -> Quantizer | None:
-    """Return the record of a Q or DQ node; None for other nodes."""
-    if site.op not in QUANTIZE_OPS and site.op not in DEQUANTIZE_OPS:
+def quantizer(site: NodeSite | None) -> Quantizer | None:
+    """Return the record of a Q or DQ node; None for other nodes, and for none."""
+    if site is None or (site.op not in QUANTIZE_OPS and site.op not in DEQUANTIZE_OPS):
         return None
     index = site.index
     shape, scale_shape = index.shape(site.input(0)), index.shape(site.input(1))

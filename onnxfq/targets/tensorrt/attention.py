@@ -33,13 +33,7 @@ from onnxfq.graph.patterns.attention import Attention, Part, Projection, find_at
 from onnxfq.numerics.float_types import block_format_name
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import place_activation, refuse
-from onnxfq.targets.tensorrt.limits import (
-    HALF_HEADS,
-    ONE_QUERY,
-    exceed_limit,
-    is_one_query,
-    needs_least_keys,
-)
+from onnxfq.targets.tensorrt.limits import HALF_HEADS, ONE_QUERY, exceed_limit, is_one_query, needs_least_keys
 
 _RULE = "attention"
 _REMEDY = (

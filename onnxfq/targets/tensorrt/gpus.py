@@ -17,18 +17,22 @@ from onnxfq.errors import DataError, nearest
 MATRIX = "NVIDIA's support matrix of TensorRT 10 and 11"
 BUILDS = "builds of TensorRT for RTX 1.7.1"
 
-LEAST_CAPABILITY: dict[str, int] = {
-    "int8": 75,
-    "int4": 80,
-    "float8e4m3fn": 89,
-    "float4e2m1": 100,
-}
+LEAST_CAPABILITY: dict[str, int] = {"int8": 75, "int4": 80, "float8e4m3fn": 89, "float4e2m1": 100}
 """Compute capability, ten times the number that NVIDIA prints: 89 for 8.9."""
 
 BUILT = frozenset({75, 80, 86, 89, 120, 121})
 """Compute capabilities that TensorRT for RTX has kernels for."""
 
+OLDEST = 75
+"""Least compute capability of the support matrices of TensorRT 10 and 11."""
+
 _NAMES = {
+    37: "k80",
+    52: "m60",
+    60: "p100",
+    61: "p4 p40 gtx10",
+    70: "v100 titanv",
+    72: "xavier",
     75: "t4 rtx20",
     80: "a100 a30",
     86: "a10 a10g a2 a16 a40 rtx30 rtxa2000 rtxa4000 rtxa5000 rtxa6000",
@@ -41,26 +45,14 @@ _NAMES = {
     120: "rtx50 rtxpro4000 rtxpro5000 rtxpro6000",
     121: "gb10 dgxspark",
 }
-CAPABILITIES = {name: number for number, names in _NAMES.items() for name in names.split()} | {"dla": 0}
+_ALL = {name: number for number, names in _NAMES.items() for name in names.split()}
+_OLD = {name: number for name, number in _ALL.items() if number < OLDEST}
+CAPABILITIES = {name: number for name, number in _ALL.items() if name not in _OLD} | {"dla": 0}
 """Compute capability of the GPUs with a name, by NVIDIA's list "CUDA GPU Compute Capability".
 
 DLA, an accelerator next to the GPU of Orin, has none.
 """
 
-OLDEST = 75
-"""Least compute capability of the support matrices of TensorRT 10 and 11."""
-
-_OLD = {
-    "k80": 37,
-    "m60": 52,
-    "p4": 61,
-    "p40": 61,
-    "p100": 60,
-    "gtx10": 61,
-    "v100": 70,
-    "titanv": 70,
-    "xavier": 72,
-}
 _DIGITS = re.compile(r"\d+")
 _MAKERS = re.compile(r"nvidia|geforce|tesla|jetson|\d+ ?gb|sxm\d?|pcie|[^a-z0-9.]")
 _CARDS = re.compile(r"((?:rtx|gtx)\d0)[5-9]0(?:d|m|ti|super|tisuper|laptop)?")

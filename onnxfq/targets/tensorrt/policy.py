@@ -15,12 +15,12 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.ops import STANDARD_DOMAINS, find_summed_axis
 from onnxfq.graph.queries import weight_source
-from onnxfq.numerics.float_types import BLOCK_FORMATS, block_format_name, find_storage_qtype
+from onnxfq.numerics.float_types import BLOCK_FORMATS, block_format_name
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import Operands, TargetPolicy
-from onnxfq.targets.reading.limits import explain
+from onnxfq.targets.reading.limits import explain, stored_type
 from onnxfq.targets.tensorrt.attention import decide_attentions, join_pairs
 from onnxfq.targets.tensorrt.limits import (
     ALONE,
@@ -38,18 +38,14 @@ from onnxfq.targets.tensorrt.limits import (
     explain_right_side,
     suggest_block,
 )
-from onnxfq.targets.tensorrt.rewrites.block_formats import (
-    DYNAMIC_RANKS,
-    WEIGHTS_ALONE,
-    multiplies_rows,
-)
+from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS, WEIGHTS_ALONE, multiplies_rows
 
 _MULTIPLIED = ("MatMul", "Gemm")
 
 
 def _refuses(placement: Placement, operands: Operands) -> str:
     spec = placement.spec
-    base = _carrier(spec.qtype)
+    base = stored_type(placement)
     if spec.dynamic or spec.scale_type != "float32":
         return _refuses_derived_scales(placement, operands)
     if not spec.symmetric:
@@ -89,11 +85,6 @@ def _refuses_derived_scales(placement: Placement, operands: Operands) -> str:
     return ""
 
 
-def _carrier(qtype: QType) -> str:
-    """Return the name of the storage type: int5 is stored as int8 with a Clip."""
-    return (find_storage_qtype(qtype) or qtype).name
-
-
 def _keeps_float(operands: Operands) -> str:
     for placement in operands.placements:
         why = _blocks_in_float(placement, operands)
@@ -102,7 +93,7 @@ def _keeps_float(operands: Operands) -> str:
         shape = operands.weight_shapes.get(placement.tensor)
         if shape is None:
             continue
-        why, base = explain((ALONE, FLOAT8_WINDOW), placement, operands), _carrier(placement.spec.qtype)
+        why, base = explain((ALONE, FLOAT8_WINDOW), placement, operands), stored_type(placement)
         if not why and base == "int4":
             why = _int4_in_float(placement, shape)
         if not why and operands.weight_only and base in ("int4", "int8"):

@@ -54,9 +54,8 @@ def attentions(reading: CheckContext) -> Iterator[Finding]:
     32 keys.
     """
     for found, operands in _attentions(reading):
-        pairs = [o.pair for o in operands if o.pair is not None]
         shape = found.scores.inputs[0].shape
-        if not pairs or shape is None or len(shape) != 4:
+        if all(o.pair is None for o in operands) or shape is None or len(shape) != 4:
             continue
         why = _explain_unfused(found, operands, shape[-1], shape[-2])
         if why:
@@ -122,7 +121,8 @@ def _explain_unfused(
         return ""  # a product with one side in float: placement.check_one_side reports it
     if bare:
         return f"{', '.join(map(repr, bare))} stays in float; quantize all four inputs or none"
-    is_float8, columns = _is_float8(operands), found.scores.inputs[1].shape
+    is_float8 = any(o.pair is not None and o.pair.qtype == TensorProto.FLOAT8E4M3FN for o in operands)
+    columns = found.scores.inputs[1].shape
     if is_one_query(found.scores):
         return f"{ONE_QUERY}; leave it in float"
     keys = columns[-1] if columns else None
@@ -138,10 +138,6 @@ def _explain_unfused(
     if not is_float8 and not any(site.op in QUANTIZE_OPS for site in readers):
         return "int8 kernels have an int8 result; put a pair in front of what reads it"
     return ""
-
-
-def _is_float8(operands: Sequence[QuantizedOperand]) -> bool:
-    return any(o.pair is not None and o.pair.qtype == TensorProto.FLOAT8E4M3FN for o in operands)
 
 
 def _attentions(reading: CheckContext) -> Iterator[tuple[Attention[NodeSite], tuple[QuantizedOperand, ...]]]:

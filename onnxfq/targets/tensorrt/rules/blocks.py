@@ -88,8 +88,7 @@ def even_counts(reading: CheckContext) -> Iterator[Finding]:
 
 
 def _count(q: Quantizer) -> int | None:
-    sizes = [size for size in q.shape or () if size is not None]
-    return prod(sizes) if q.shape and len(sizes) == len(q.shape) else None
+    return prod(size or 0 for size in q.shape) if q.shape and None not in q.shape else None
 
 
 def int4_activations(reading: CheckContext) -> Iterator[Finding]:

@@ -20,17 +20,12 @@ from onnxfq.targets.tensorrt.limits import MIXED_TYPES, TENSOR_TYPES
 _CODES = dict(TensorProto.DataType.items())
 # By name: an installed onnx may be older than a type.
 _INSTEAD = {
-    "INT16": "int8",
-    "UINT16": "int8",
+    **dict.fromkeys(("INT16", "UINT16"), "int8"),
+    **dict.fromkeys(("INT2", "UINT2"), "int4"),
     "UINT4": "int4 with zero point 0",
-    "INT2": "int4",
-    "UINT2": "int4",
-    "FLOAT8E5M2": "float8e4m3fn",
-    "FLOAT8E4M3FNUZ": "float8e4m3fn",
-    "FLOAT8E5M2FNUZ": "float8e4m3fn",
+    **dict.fromkeys(("FLOAT8E5M2", "FLOAT8E4M3FNUZ", "FLOAT8E5M2FNUZ"), "float8e4m3fn"),
+    **dict.fromkeys(("FLOAT6E2M3", "FLOAT6E3M2"), "float8e4m3fn"),
     "FLOAT8E8M0": "uint8 scales with TRT_MXFP8DequantizeLinear",
-    "FLOAT6E2M3": "float8e4m3fn",
-    "FLOAT6E3M2": "float8e4m3fn",
 }
 _MISSING = {_CODES[name]: instead for name, instead in _INSTEAD.items() if name in _CODES}
 # Operators whose inputs have one type; others, such as Resize, take several float types.
@@ -242,9 +237,8 @@ def _comes_from_pair(site: NodeSite, tensor: str) -> bool:
 
 
 def _float_type(site: NodeSite, tensor: str) -> int:
-    maker = site.index.maker(tensor)
-    made_by = quantizer(maker) if maker is not None and maker.op in DEQUANTIZE_OPS else None
-    return site.index.dtype(tensor) if made_by is None else made_by.float_type
+    made_by = quantizer(site.index.maker(tensor))
+    return site.index.dtype(tensor) if made_by is None or made_by.quantizes else made_by.float_type
 
 
 RULES: tuple[Rule, ...] = (

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxfq.graph.normalize.node_sites import NodeSite
+from onnxfq.graph.ops import RECURRENT_OPS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.quantizer_reader import type_name
@@ -53,16 +54,13 @@ _STEPS = FormLimit(
 _DILATIONS = FormLimit("dilations", 1, (1,), "export without dilations, or gather the elements by Slice")
 
 LIMITS: Mapping[str, tuple[FormLimit, ...]] = {
-    "AveragePool": (_DILATIONS,),
+    **dict.fromkeys(("AveragePool", "MaxPool"), (_DILATIONS,)),
     "BatchNormalization": (
         FormLimit("training_mode", 0, (0,), "export the model in evaluation mode, as model.eval() sets it"),
     ),
-    "GRU": (_STEPS,),
+    **dict.fromkeys(RECURRENT_OPS, (_STEPS,)),
     "LRN": (FormLimit("size", 1, tuple(range(1, 16, 2)), "use one of these"),),
-    "LSTM": (_STEPS,),
     "LpPool": (_DILATIONS, FormLimit("p", 2, (1, 2), "compute it by Pow and AveragePool")),
-    "MaxPool": (_DILATIONS,),
-    "RNN": (_STEPS,),
 }
 """Op type -> attributes of which TensorRT takes some values only; the parser refuses the others."""
 
@@ -109,10 +107,6 @@ def _find_upper_case(site: NodeSite) -> str:
     )
 
 
-def _find_plugin(site: NodeSite) -> str:
-    return ON_CLASSIC
-
-
 def _find_attention(site: NodeSite) -> str:
     precise = site.attrs.get("softmax_precision") is not None
     if any(site.node.output[1:]) or site.input(4) or site.input(5) or precise:
@@ -139,14 +133,11 @@ def _find_cache(site: NodeSite) -> str:
 FORMS: Mapping[str, Callable[[NodeSite], str]] = {
     "Attention": _find_attention,
     "Cast": _find_type,
-    "CausalConvWithState": _find_unloaded,
     "Dropout": _find_training,
     "Einsum": _find_upper_case,
-    "LinearAttention": _find_unloaded,
-    "NonMaxSuppression": _find_plugin,
-    "NonZero": _find_plugin,
+    **dict.fromkeys(("CausalConvWithState", "LinearAttention"), _find_unloaded),
+    **dict.fromkeys(("NonMaxSuppression", "NonZero", "RoiAlign"), lambda site: ON_CLASSIC),
     "QuantizeLinear": _find_integers,
-    "RoiAlign": _find_plugin,
     "TensorScatter": _find_cache,
     "TopK": _find_large_k,
     **STRUCTURES,

@@ -22,7 +22,7 @@ def recurrent_weights(reading: CheckContext) -> Iterator[Finding]:
         if site.op not in RECURRENT_OPS:
             continue
         makers = [site.index.maker(site.input(slot)) for slot in (1, 2)]
-        first = None if makers[0] is None else quantizer(makers[0])
+        first = quantizer(makers[0])
         several = loops_several_steps(site.node, site.index.shape(site.input(0)))
         if site.op == "GRU" and several and first is not None and first.qtype == TensorProto.INT8:
             message = (

@@ -61,14 +61,9 @@ def check_engine(
 def _judge(reading: CheckContext, exported: tuple[EngineLayer, ...]) -> tuple[EngineNode, ...]:
     layers = [one for one in exported if one.kind not in MOVING | OPAQUE]
     hidden = any(one.kind in OPAQUE and one.nodes for one in exported)
-    nodes = []
-    for promised in reading.counted:
-        seen = verdict(layers, promised.site.name, promised.is_sum)
-        why = ""
-        if seen == "missing":
-            why = "a block of the engine hides what is inside it" if hidden else "no layer names it"
-        nodes.append(describe_node(promised, DEVICE, seen, why))
-    return tuple(nodes)
+    why = "a block of the engine hides what is inside it" if hidden else "no layer names it"
+    seen = [(one, verdict(layers, one.site.name, one.is_sum)) for one in reading.counted]
+    return tuple(describe_node(one, DEVICE, it, why if it == "missing" else "") for one, it in seen)
 
 
 def _list_layers(

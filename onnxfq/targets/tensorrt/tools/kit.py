@@ -14,15 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from onnxfq.graph.signature import boundaries
 from onnxfq.interchange.polygraphy_json import inputs_json, outputs_json
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.profiles import ENDS, Profile
+from onnxfq.targets.profiles import ENDS, Profile, name_sizes
 from onnxfq.targets.target import Kit, Samples
-from onnxfq.targets.tensorrt.tools.scripts import (
-    LAYERS_FILE,
-    LIST_COMMAND,
-    LIST_LAYERS,
-    PROFILE_FILE,
-    script,
-)
+from onnxfq.targets.tensorrt.tools.scripts import LAYERS_FILE, LIST_COMMAND, LIST_LAYERS, PROFILE_FILE, script
 
 RELEASES = (10, 11)
 """Major versions of TensorRT that commands are written for."""
@@ -64,9 +58,9 @@ def trtexec(
     words = ["trtexec", "--onnx=model.onnx", "--saveEngine=model.plan"]
     words += ["--stronglyTyped"] if release < 11 else []
     for number, end in enumerate(ENDS):
-        shapes = [f"{_quote_name(name)}:{_sizes(profile[number])}" for name, profile in profiles.items()]
+        shapes = [f"{_quote_name(name)}:{name_sizes(profile[number])}" for name, profile in profiles.items()]
         words += [f"--{end}Shapes={','.join(shapes)}"] if shapes else []
-    open_inputs = [f"{_quote_name(name)}:{_sizes(first[name])}" for name in profiles]
+    open_inputs = [f"{_quote_name(name)}:{name_sizes(first[name])}" for name in profiles]
     words += [f"--shapes={','.join(open_inputs)}"] if open_inputs else []
     given = [f"{_quote_name(name)}:raw/{file}" for name, file in files.items()]
     words.append(f"--loadInputs={','.join(given)}")
@@ -148,10 +142,6 @@ def raw_files(tensors: Iterable[str]) -> dict[str, str]:
 def _quote_name(tensor: str) -> str:
     """Return a tensor's name as trtexec reads it: in quotes if it has a colon or a comma."""
     return f"'{tensor}'" if set(tensor) & set(":,") else tensor
-
-
-def _sizes(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 def write_texts(samples: Samples) -> dict[str, str]:
