@@ -247,7 +247,5 @@ class CallNames:
         """Return the layer and the name of the weight that an input is; None for other constants."""
         call = self.calls.get(use.node)
         kind = None if call is None else layer_kind(self._modules[call.path])
-        if call is None or kind is None:
-            return None
-        names = kind.weights(self._modules[call.path])
-        return QuantizerHolder(call.path, names[0]) if len(names) == 1 and kind.has_input else None
+        has_input = kind is not None and kind.has_input  # such a layer has one weight
+        return QuantizerHolder(call.path, "weight") if call is not None and has_input else None

@@ -26,7 +26,7 @@ from onnxfq.placement.left_out import WHY_FLOAT
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_input, refuse
 from onnxfq.targets.target import target_by_name
-from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
+from onnxfq.torch.layers import LayerKind, float_weight, layer_kind, weights_of
 
 
 class LayerPlan(Plan):
@@ -74,7 +74,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
 
 
 def _make_layer(path: str, module: nn.Module, kind: LayerKind) -> Layer:
-    parameters = {name: float_weight(module, name) for name in kind.weights(module)}
+    parameters = {name: float_weight(module, name) for name in weights_of(module)}
     if any(is_lazy(weight) for weight in parameters.values()):
         raise ModelError(
             f"layer {path!r}, a {type(module).__name__}, has no weight yet; run data through the model once, "

@@ -287,8 +287,7 @@ def range_to_params(
     wide = rmin.dtype == torch.float64
 
     def round_scale(step: Tensor) -> Tensor:
-        if rules.float_type != "float32":
-            step = step + (next_half(step.detach(), rules.float_type) - step.detach())
+        step = round_up(step, rules.float_type)
         return step if wide else step.float().double()
 
     ends = rmin.double(), rmax.double()
@@ -306,12 +305,15 @@ def ends_by_rule(rmin: Tensor, rmax: Tensor, qtype: QType, rule: str) -> tuple[T
     return torch.zeros_like(step), step * qtype.qmax
 
 
-def next_half(scale: Tensor, kind: FloatType) -> Tensor:
-    """Return positive scales rounded up to numbers of a half type (`round_scale`)."""
-    dtype = getattr(torch, kind)
-    near = scale.to(dtype)
-    up = near.to(scale.dtype) < scale
-    return (near.view(torch.int16) + up.to(torch.int16)).view(dtype).to(scale.dtype)
+def round_up(scale: Tensor, kind: FloatType) -> Tensor:
+    """Return positive scales rounded up to numbers of a half type (`round_scale`), with their gradient."""
+    if kind == "float32":
+        return scale
+    dtype, fixed = getattr(torch, kind), scale.detach()
+    near = fixed.to(dtype)
+    up = near.to(scale.dtype) < fixed
+    rounded = (near.view(torch.int16) + up.to(torch.int16)).view(dtype).to(scale.dtype)
+    return scale + (rounded - fixed)  # the difference is exact, and so is the sum
 
 
 def fake_quantize_range(

@@ -133,8 +133,14 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
             return self._observe_and_round(x)
 
     def _observe_and_round(self, x: Tensor) -> Tensor:
+        if is_exporting() and not self.is_rounding:
+            return x
         if is_exporting():
-            return self._export(x) if self.is_rounding else x
+            # A trace records sizes of tensors, but not the bytes behind them.
+            traced = torch.jit.is_tracing()
+            if not (self._stored(0).untyped_storage().nbytes() if traced else self.is_initialized):
+                raise StatisticsError(_NO_SCALE)
+            return self._round(x)
         if isinstance(x, fx.Proxy):  # a leaf of torch.fx
             return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), {})
         if x.numel() == 0:  # no range, and nothing to round
@@ -156,13 +162,6 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         if self.in_place and not y.requires_grad and not x.requires_grad:
             return x.copy_(y)
         return y
-
-    def _export(self, x: Tensor) -> Tensor:
-        # A trace records sizes of tensors, but not the bytes behind them.
-        traced = torch.jit.is_tracing()
-        if not (self._stored(0).untyped_storage().nbytes() if traced else self.is_initialized):
-            raise StatisticsError(_NO_SCALE)
-        return self._round(x)
 
     def quantize(self, x: Tensor) -> Tensor:
         """Return the integers of x, of the narrowest integer type of torch that holds the grid.

@@ -213,12 +213,11 @@ def record_calls(
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     record = CallRecord()
     device = tensors[0].device.type if tensors else "cpu"
+    blocks = [_recorded(model, record), evaluation_mode(model), lowered_later(), quiet(), torch.no_grad()]
+    blocks += [torch.autocast(device, enabled=False), warnings.catch_warnings()]
     with contextlib.ExitStack() as stack:
-        for block in (_recorded(model, record), evaluation_mode(model), lowered_later(), quiet()):
+        for block in blocks:
             stack.enter_context(block)
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # the export of the quantized module gives them
         run = _FixedCall(model, leaves, form)
         try:
@@ -295,9 +294,8 @@ def _recorded(model: nn.Module, record: CallRecord) -> Iterator[None]:
     changed = []
     try:
         for path, module in model.named_modules():
-            if not isinstance(module, (FakeQuantize, torch.jit.ScriptModule)) and "forward" not in vars(
-                module
-            ):
+            left_out = isinstance(module, (FakeQuantize, torch.jit.ScriptModule)) or "forward" in vars(module)
+            if not left_out:
                 module.__dict__["forward"] = _marking(record, path, module)
                 changed.append(module)
         yield

@@ -107,10 +107,8 @@ def test_float8_and_affine():
 def test_learned_ends_clip_first():
     """Ends are parameters that begin at amax or 1, with the gradients of torch.clamp's ends."""
     quantizer = TensorQuantizer(QuantDescriptor(amax=1.0, learn_amax=True))
-    assert [name for name, _ in quantizer.named_parameters()] == [
-        "clip.clip_value_min",
-        "clip.clip_value_max",
-    ]
+    names = [name for name, _ in quantizer.named_parameters()]
+    assert names == ["clip.clip_value_min", "clip.clip_value_max"]
     assert quantizer(torch.tensor([-3.0, 3.0])).tolist() == [-1, 1]
     assert TensorQuantizer(QuantDescriptor(learn_amax=True)).clip.clip_value_max.item() == 1
     x = normal(100).requires_grad_()
@@ -127,9 +125,8 @@ def test_learned_ends_clip_first():
     quantizer.init_learn_amax()
     assert [p.item() for p in quantizer.parameters()] == [-5, 5]
     quantizer.clip.clip_value_max.data.fill_(1.0)  # amax is the larger end
-    assert torch.equal(
-        quantizer(torch.tensor([-4.0, 4.0])), formula(torch.tensor([-4.0, 1.0]), torch.tensor(5.0))
-    )
+    clipped = formula(torch.tensor([-4.0, 1.0]), torch.tensor(5.0))
+    assert torch.equal(quantizer(torch.tensor([-4.0, 4.0])), clipped)
     quantizer.disable_clip()
     assert not any(p.requires_grad for p in quantizer.parameters())
 
@@ -156,14 +153,6 @@ def test_settings_act():
     for name in ("axis", "nbits", "fake_quant"):
         with pytest.raises(errors.SpecError, match=name):
             setattr(quantizer, name, 1)
-
-
-def test_the_line_that_print_shows():
-    """What print shows has bits, axis and amax."""
-    quantizer = TensorQuantizer(QuantDescriptor(num_bits=4, axis=0))
-    assert quantizer.extra_repr().startswith("4bit fake axis=0 amax=dynamic")
-    quantizer.amax = np.array([[1.5], [2]], dtype=np.float32)
-    assert "amax=[1.5000, 2.0000](2)" in repr(quantizer)
 
 
 @pytest.mark.parametrize(
@@ -211,15 +200,9 @@ def test_wrong_arguments_are_one_line(kind, make):
     "settings",
     [
         {},
-        {"num_bits": (4, 3), "name": "x", "axis": None},
+        {"num_bits": (4, 3), "name": "x", "axis": None, "fake_quant": False},
         {"num_bits": 4, "axis": (0, 2), "amax": [1.5, 2.25], "unsigned": True, "narrow_range": True},
-        {
-            "amax": 0.1,
-            "learn_amax": True,
-            "calib_method": "histogram",
-            "scale_amax": 0.5,
-            "fake_quant": False,
-        },
+        {"amax": 0.1, "learn_amax": True, "calib_method": "histogram", "scale_amax": 0.5},
     ],
 )
 def test_descriptors_as_dictionary_and_yaml(settings):
@@ -231,8 +214,12 @@ def test_descriptors_as_dictionary_and_yaml(settings):
     assert (made == QuantDescriptor()) == (not settings)
 
 
-def test_descriptors_are_printed_as_the_originals():
-    """The texts are those of the original's `__str__`."""
+def test_the_lines_that_print_shows():
+    """Descriptors have the texts of the original's `__str__`, quantizers bits, axis and amax."""
+    quantizer = TensorQuantizer(QuantDescriptor(num_bits=4, axis=0))
+    assert quantizer.extra_repr().startswith("4bit fake axis=0 amax=dynamic")
+    quantizer.amax = np.array([[1.5], [2]], dtype=np.float32)
+    assert "amax=[1.5000, 2.0000](2)" in repr(quantizer)
     made = QuantDescriptor(num_bits=4, fake_quant=False, axis=(0), unsigned=True)
     assert str(made) == "QuantDescriptor(unsigned 4bit real axis=0)"
     assert str(QuantDescriptor(name="a", amax=1.5)) == "a: (8bit fake axis= per-tensor amax=1.5 full_range)"

@@ -8,11 +8,11 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
+from quantized_modules import prepared
 
 import onnxfq
 from onnxfq.errors import PlanError
 from onnxfq.torch import (
-    compute_encodings,
     encodings_from_onnx,
     encodings_to_onnx,
     export_torch,
@@ -36,19 +36,17 @@ def data() -> torch.Tensor:
     return torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
-def prepared() -> nn.Module:
+def calibrated() -> nn.Module:
     """Return the network, quantized and calibrated."""
     model = network()
-    quantize_module(model)
-    with torch.no_grad(), compute_encodings(model):
-        model(data())
+    prepared(model, data(), "tensorrt-int8")
     return model
 
 
 @pytest.mark.sample
 def test_round_trip_through_a_file(tmp_path):
     """One module takes the encodings of another, learned scales included; then both compute the same bits."""
-    one, other = prepared(), network()
+    one, other = calibrated(), network()
     learn_grids(one)
     get_encodings(one).save(tmp_path / "model.encodings.json")
     quantize_module(other)
@@ -68,7 +66,7 @@ def test_onnx_calibration_into_torch(tmp_path):
     plan = onnxfq.make_plan(loaded, onnxfq.load_recipe("tensorrt-int8"))
     statistics = onnxfq.collect_statistics(loaded, plan, [{"input": data().numpy()}])
     encodings = onnxfq.calibrate(loaded, plan, statistics)
-    model, ours = prepared(), prepared()
+    model, ours = calibrated(), calibrated()
     for quantizer in quantizers(model).values():
         quantizer.set_qparams(torch.full_like(quantizer.scale, 7.0))
     before = {name: q.learned for name, q in quantizers(model).items()}
@@ -76,15 +74,13 @@ def test_onnx_calibration_into_torch(tmp_path):
     assert {name: q.learned for name, q in quantizers(model).items()} == before
     for name, quantizer in quantizers(model).items():
         torch.testing.assert_close(quantizer.scale, quantizers(ours)[name].scale, rtol=1e-5, atol=0)
-    assert torch.equal(
-        quantizers(model)["0.input_quantizer"].scale, quantizers(ours)["0.input_quantizer"].scale
-    )
+    assert torch.equal(model[0].input_quantizer.scale, ours[0].input_quantizer.scale)
 
 
 @pytest.mark.whole
 def test_torch_encodings_into_onnx(tmp_path):
     """The encodings under ONNX's names are what the plan of the float model asks for."""
-    model = prepared()
+    model = calibrated()
     encodings = encodings_to_onnx(model, (data(),))
     names = onnx_names(model, (data(),))
     assert names["0.input"] == "input" and names["0.weight"] == "0.weight"
@@ -99,13 +95,12 @@ def test_torch_encodings_into_onnx(tmp_path):
 
 def test_mistakes():
     """Unknown tensors and other formats are errors of one line, and nothing is set."""
-    model, encodings = prepared(), get_encodings(prepared())
+    model, encodings = calibrated(), get_encodings(calibrated())
     wrong = encodings.encodings[0].model_copy(update={"tensor": "0.inputs"})
     with pytest.raises(PlanError, match=r"'0.inputs', which the module lacks; nearest: 0.input"):
         set_encodings(model, encodings.model_copy(update={"encodings": (wrong,)}))
     four = network()
-    recipe = onnxfq.load_recipe("onnxruntime-int8")
-    quantize_module(four, recipe)
+    quantize_module(four, "onnxruntime-int8")
     with pytest.raises(PlanError, match="quantized as uint8 asymmetric .* encoded as int8 symmetric"):
         set_encodings(four, encodings)
     assert not quantizers(four)["0.input_quantizer"].is_initialized
