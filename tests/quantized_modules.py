@@ -21,6 +21,11 @@ from onnxfq.torch.recording import record_calls
 from onnxfq.torch.request import Request, bind, name_inputs
 
 
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return normal numbers, the same at every call."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 class Function(nn.Module):
     """Module whose forward is a function, with its names of parameters."""
 

@@ -205,12 +205,11 @@ def refuse_features(recipe: Recipe, node: str, tensor: str, is_weight: bool) -> 
         )
 
 
-def check_overrides(
-    recipe: Recipe,
-    layers: Sequence[Layer],
-    sites: Mapping[str, tuple[str, Collection[str]]],
-    tensors: Iterable[str] = (),
-) -> None:
+Sites = Mapping[str, tuple[str, Collection[str]]]
+"""Name and types of a layer or a call by node."""
+
+
+def check_overrides(recipe: Recipe, layers: Sequence[Layer], sites: Sites, tensors: Iterable[str]) -> None:
     """Raise RecipeError for names that match no layer, and nothing else that is given."""
     types = {kind for layer in layers for kind in (layer.type_name, *layer.kind.op_types)}
     types |= {kind for _, kinds in sites.values() for kind in kinds}
@@ -219,9 +218,7 @@ def check_overrides(
     recipe.check_names(names | {kind: kind for kind in types}, known)
 
 
-def rename_overrides(
-    recipe: Recipe, sites: Mapping[str, tuple[str, Collection[str]]], tensors: Iterable[tuple[str, str]]
-) -> Recipe:
+def rename_overrides(recipe: Recipe, sites: Sites, tensors: Iterable[tuple[str, str]]) -> Recipe:
     """Return the recipe with overrides that name nodes and tensors as the planner does.
 
     Args:

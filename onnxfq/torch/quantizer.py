@@ -109,7 +109,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
             if value not in (known := get_args(names)):
                 raise SpecError(f"unknown {name} {value!r}{nearest(value, known)}")
         spec = QuantSpec(qtype=qtype_by_name(spec)) if isinstance(spec, str) else spec
-        grid = RoundingGrid.from_names(spec.qtype, rounding, arithmetic, saturate, packed_mask)
+        grid = RoundingGrid(spec.qtype, rounding, arithmetic, saturate, packed_mask, spec.granularity)
         super().__init__(spec, grid)
         self.scale_rule = scale_rule
         self.in_flight, self.training_only, self.in_place = in_flight, training_only, in_place
@@ -171,7 +171,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         if not self.is_initialized:
             raise StatisticsError(_NO_SCALE)
         scale, zero_point = (value.detach() for value in self._params())
-        return quantize_integers(x.detach(), scale, zero_point, self.grid, self.spec.granularity)
+        return quantize_integers(x.detach(), scale, zero_point, self.grid)
 
     def _take_type(self, x: Tensor) -> None:
         """Restrict scales to numbers of the type of x, as in ONNX models of fp16 or bf16.
@@ -190,7 +190,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         if scale.dtype != work:  # an exporter keeps a cast that changes nothing
             scale = scale.to(work)
         zeros = None if zero_point is None else zero_point.to(work)
-        return quantize_to(x, scale, zeros, self.grid, self.spec.granularity)
+        return quantize_to(x, scale, zeros, self.grid)
 
     def set_qparams(self, scale: Tensor | ArrayLike, zero_point: Tensor | ArrayLike = 0) -> None:
         """Set scale and zero point and switch the observer off; one zero point fits any scale.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 import runpy
 from pathlib import Path
 
@@ -15,6 +12,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # only once it is known to be there
+from quantized_modules import normal
 from torch.profiler import ProfilerActivity, profile
 
 from onnxfq import errors
@@ -30,11 +28,6 @@ def formula(x, amax, bits=8, low=None):
     top = 2 ** (bits - 1) - 1
     factor = torch.full_like(amax, top) / amax
     return (x * factor).round().clamp(-top if low is None else low, top) / factor
-
-
-def normal(*shape, seed=0):
-    """Return normal numbers."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 11, 16])
@@ -224,21 +217,6 @@ def test_the_lines_that_print_shows():
     assert str(made) == "QuantDescriptor(unsigned 4bit real axis=0)"
     assert str(QuantDescriptor(name="a", amax=1.5)) == "a: (8bit fake axis= per-tensor amax=1.5 full_range)"
     assert str(QuantDescriptor(learn_amax=True)) == "QuantDescriptor(8bit fake axis= per-tensor learn_amax)"
-
-
-def test_states_load_both_ways():
-    """A calibrated state makes the buffers of a new quantizer; keys are the original's; files keep all."""
-    made = TensorQuantizer(QuantDescriptor(axis=0))
-    made.amax, made.pre_quant_scale = np.array([[1.0], [2.0]], dtype=np.float32), 3.0
-    assert list(made.state_dict()) == ["_amax", "_pre_quant_scale"]
-    file = io.BytesIO()
-    torch.save(made.state_dict(), file)
-    file.seek(0)
-    other = TensorQuantizer(QuantDescriptor(axis=0))
-    other.load_state_dict(torch.load(file, weights_only=True))
-    x = normal(2, 9)
-    for twin in (other, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert type(twin) is TensorQuantizer and torch.equal(twin(x), made(x))
 
 
 def test_states_without_a_range_are_refused():

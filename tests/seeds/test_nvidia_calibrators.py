@@ -12,7 +12,7 @@ import torch  # only once it is known to be there
 
 from onnxfq import errors
 from onnxfq.torch.compat import nvidia
-from onnxfq.torch.compat.nvidia import HistogramCalibrator, MaxCalibrator, QuantDescriptor, TensorQuantizer
+from onnxfq.torch.compat.nvidia import HistogramCalibrator, MaxCalibrator, QuantDescriptor
 
 
 def batches(*factors, size=3000):
@@ -138,21 +138,6 @@ def test_what_calibrators_refuse():
         with pytest.raises(TypeError, match="must be Tensor"):
             calibrator.collect([1.0])
         assert type(calibrator).__name__ in repr(calibrator)
-
-
-@pytest.mark.parametrize(("method", "how"), [("max", ""), ("histogram", "percentile"), ("histogram", "mse")])
-def test_the_users_loop(method, how):
-    """enable_calib, data, load_calib_amax; the amax is the calibrator's."""
-    quantizer = TensorQuantizer(QuantDescriptor(calib_method=method))
-    quantizer.enable_calib()
-    quantizer.disable_quant()
-    (x,) = batches(1)
-    assert quantizer(x) is x
-    quantizer.disable_calib()
-    quantizer.enable_quant()
-    quantizer.load_calib_amax(*([how] if how else []))
-    assert torch.equal(quantizer.amax, quantizer._calibrator.compute_amax(*([how] if how else [])))
-    assert 2.0 < float(quantizer.amax) <= float(x.abs().max())
 
 
 def test_weights_are_calibrated():

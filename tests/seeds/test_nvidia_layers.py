@@ -17,7 +17,7 @@ pytest.importorskip("onnxscript")
 
 import onnx  # only once it is known to be there
 import torch
-from quantized_modules import run
+from quantized_modules import normal, run
 from torch.nn.utils.rnn import pack_sequence
 
 from onnxfq import errors
@@ -29,11 +29,6 @@ from onnxfq.torch.compat.nvidia.tensor_quant import fake_tensor_quant
 
 HERE = "onnxfq.torch.compat.nvidia"
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
-
-
-def normal(*shape, seed=0):
-    """Return normal numbers."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def on_grid(x, axis=None):
@@ -154,12 +149,15 @@ def test_calibrated_states_and_whole_modules_are_saved(name):
     made, new = (getattr(nvidia, name)(*arguments) for _ in range(2))
     x = normal(*shape)
     calibrate(made, x)
-    assert {"_input_quantizer._amax", "_weight_quantizer._amax"} < set(made.state_dict())
-    new.load_state_dict(made.state_dict())
-    file = io.BytesIO()
-    torch.save(made, file)
-    file.seek(0)
-    read = torch.load(file, weights_only=False)
+    made._input_quantizer.pre_quant_scale = 3.0
+    keys = {f"_{kind}_quantizer._amax" for kind in ("input", "weight")}
+    assert keys | {"_input_quantizer._pre_quant_scale"} < set(made.state_dict())
+    files = io.BytesIO(), io.BytesIO()
+    for file, content in zip(files, (made.state_dict(), made), strict=True):
+        torch.save(content, file)
+        file.seek(0)
+    new.load_state_dict(torch.load(files[0], weights_only=True))
+    read = torch.load(files[1], weights_only=False)
     first = lambda y: y[0] if isinstance(y, tuple) else y  # noqa: E731  the cell returns two
     for twin in (new, read, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert type(twin) is getattr(nvidia, name) and torch.equal(first(twin(x)), first(made(x)))

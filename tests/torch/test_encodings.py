@@ -8,7 +8,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
-from quantized_modules import prepared
+from quantized_modules import normal, prepared
 
 import onnxfq
 from onnxfq.errors import PlanError
@@ -31,15 +31,13 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 5)).eval()
 
 
-def data() -> torch.Tensor:
-    """Return four small pictures."""
-    return torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+DATA = normal(4, 2, 6, 6)
 
 
 def calibrated() -> nn.Module:
     """Return the network, quantized and calibrated."""
     model = network()
-    prepared(model, data(), "tensorrt-int8")
+    prepared(model, DATA, "tensorrt-int8")
     return model
 
 
@@ -51,7 +49,7 @@ def test_round_trip_through_a_file(tmp_path):
     get_encodings(one).save(tmp_path / "model.encodings.json")
     quantize_module(other)
     set_encodings(other, onnxfq.Encodings.load(tmp_path / "model.encodings.json"))
-    assert torch.equal(one(data()), other(data()))
+    assert torch.equal(one(DATA), other(DATA))
 
 
 @pytest.mark.whole
@@ -61,16 +59,16 @@ def test_onnx_calibration_into_torch(tmp_path):
     The first input is the same tensor; what comes later is summed in another order: within 1e-5 of itself.
     """
     path = tmp_path / "model.onnx"
-    export_torch(network(), (data(),), path)
+    export_torch(network(), (DATA,), path)
     loaded = onnxfq.load(path)
     plan = onnxfq.make_plan(loaded, onnxfq.load_recipe("tensorrt-int8"))
-    statistics = onnxfq.collect_statistics(loaded, plan, [{"input": data().numpy()}])
+    statistics = onnxfq.collect_statistics(loaded, plan, [{"input": DATA.numpy()}])
     encodings = onnxfq.calibrate(loaded, plan, statistics)
     model, ours = calibrated(), calibrated()
     for quantizer in quantizers(model).values():
         quantizer.set_qparams(torch.full_like(quantizer.scale, 7.0))
     before = {name: q.learned for name, q in quantizers(model).items()}
-    encodings_from_onnx(model, (data(),), encodings)
+    encodings_from_onnx(model, (DATA,), encodings)
     assert {name: q.learned for name, q in quantizers(model).items()} == before
     for name, quantizer in quantizers(model).items():
         torch.testing.assert_close(quantizer.scale, quantizers(ours)[name].scale, rtol=1e-5, atol=0)
@@ -81,10 +79,10 @@ def test_onnx_calibration_into_torch(tmp_path):
 def test_torch_encodings_into_onnx(tmp_path):
     """The encodings under ONNX's names are what the plan of the float model asks for."""
     model = calibrated()
-    encodings = encodings_to_onnx(model, (data(),))
-    names = onnx_names(model, (data(),))
+    encodings = encodings_to_onnx(model, (DATA,))
+    names = onnx_names(model, (DATA,))
     assert names["0.input"] == "input" and names["0.weight"] == "0.weight"
-    plain = onnxfq.load(export_torch(network(), (data(),)))
+    plain = onnxfq.load(export_torch(network(), (DATA,)))
     plan = onnxfq.make_plan(plain, onnxfq.load_recipe("tensorrt-int8"))
     assert {e.tensor for e in encodings.encodings} == {p.tensor for p in plan.placements}
     ours = encodings.model_copy(update={"model_sha256": plain.sha256})

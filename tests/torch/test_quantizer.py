@@ -146,21 +146,6 @@ def test_live_scales_equal_choose_qparams(observer, power_of_two):
             np.testing.assert_array_equal(one.zero_point.numpy(), zero_point)
 
 
-def test_switches_hold_at_any_time():
-    """Each switch stops its part and nothing else, and may change between two steps."""
-    one, (x, wide) = FakeQuantize("int4"), batches(2)
-    one(x)
-    scale = one.scale.clone()
-    one.observer_enabled = False
-    assert torch.equal(one(wide), fake_quantize(wide, scale, qtype="int4"))
-    one.fake_quant_enabled = False
-    assert one(wide) is wide
-    one.enable_observer()
-    assert one(wide) is wide and one.scale > scale
-    one.disable_observer(), one.enable_fake_quant()
-    assert not torch.equal(one(wide), wide)
-
-
 def test_is_initialized_and_the_error_before():
     """Before any scale is known rounding is an error with the remedy; afterwards it is not."""
     model = Double("int8", "minmax")

@@ -27,6 +27,7 @@ from onnxfq.torch import (
     checkpoints,
     compute_encodings,
     export_torch,
+    fake_quantize,
     load_checkpoint,
     quantize_module,
     quantizers,
@@ -356,27 +357,38 @@ def test_training_with_a_qconfig_moves_scales_as_torch_ao(name: str) -> None:
             assert torch.equal(zero_point.reshape(-1), peer.zero_point)
 
 
-def test_switches_are_tensors_as_torch_aos() -> None:
-    """Reading, writing in place, torch's own functions and its operator take them; the plain bools follow."""
+def test_switches_hold_and_are_tensors_as_torch_aos() -> None:
+    """Each stops its part and nothing else, and may change between two steps; the plain bools follow.
+
+    Reading, writing in place, torch's own functions and its operator take them.
+    """
     one = FakeQuantize("int8", "moving_average:0.1")
     one(X)
     assert one.fake_quant_enabled.dtype == torch.uint8 and one.fake_quant_enabled.shape == (1,)
-    one.fake_quant_enabled[0] = 0
-    assert one(X) is X and one.fake_quant_enabled[0] == 0 and not one.is_rounding
-    one.fake_quant_enabled.fill_(1)
-    assert one.is_rounding
-    one.apply(ao.disable_fake_quant)
-    assert not one.is_rounding
-    one.apply(ao.enable_fake_quant)
-    one.observer_enabled[0] = 0
-    scale = one.scale.clone()
-    one(9 * X)
-    assert torch.equal(one.scale, scale) and not one.is_observing and one.is_rounding
-    one.observer_enabled = True
-    one.apply(ao.disable_observer)
-    assert not one.is_observing
-    one.apply(ao.enable_observer)
-    assert one.is_observing
+    for off, on in (
+        (lambda: one.fake_quant_enabled.fill_(0), lambda: one.fake_quant_enabled.fill_(1)),
+        (lambda: one.apply(ao.disable_fake_quant), lambda: one.apply(ao.enable_fake_quant)),
+        (one.disable_fake_quant, one.enable_fake_quant),
+    ):
+        off()
+        scale = one.scale.clone()
+        assert one(9 * X) is not None and one(X) is X and one.fake_quant_enabled[0] == 0
+        assert not one.is_rounding and one.scale != scale
+        on()
+        assert one.is_rounding and not torch.equal(one(X), X)
+    for off, on in (
+        (lambda: one.observer_enabled.fill_(0), lambda: one.observer_enabled.fill_(1)),
+        (lambda: one.apply(ao.disable_observer), lambda: one.apply(ao.enable_observer)),
+        (one.disable_observer, one.enable_observer),
+    ):
+        off()
+        scale = one.scale.clone()
+        assert torch.equal(one(9 * X), fake_quantize(9 * X, scale, qtype="int8"))
+        assert torch.equal(one.scale, scale) and not one.is_observing and one.is_rounding
+        on()
+        one(9 * X)
+        assert one.is_observing and one.scale != scale
+    one.observer_enabled = one.fake_quant_enabled = True
     ends = torch.tensor(float("inf")), torch.tensor(float("-inf"))
     settings = (torch.ones(1), torch.zeros(1, dtype=torch.int), 0.01, 0, 255, 0, False)
     torch.fused_moving_avg_obs_fake_quant(X, one.observer_enabled, one.fake_quant_enabled, *ends, *settings)

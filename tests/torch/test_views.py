@@ -9,13 +9,13 @@ pytest.importorskip("onnxscript")
 
 import numpy as np
 import torch  # noqa: E402  only once it is known to be there
-from quantized_modules import made_of, prepared, run
+from quantized_modules import made_of, normal, prepared, run
 from torch.nn import functional as F
 
 import onnxfq
 from onnxfq.torch import export_torch, plan_of
 
-X = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+X = normal(2, 8, 16)
 
 
 class Residual(nn.Sequential):
