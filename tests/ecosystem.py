@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quantized_modules import made_of, prepared
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
-
-from onnxfq.torch import compute_encodings, quantize_module
 
 
 def inputs(count: int = 6) -> Tensor:
@@ -59,9 +58,7 @@ class Quantized(nn.Module):
 def core(changed: Callable[[nn.Module], nn.Module] = lambda layer: layer) -> nn.Module:
     """Return the network of `quantize_module`, calibrated."""
     model = Plain(changed).eval()
-    quantize_module(model)
-    with torch.no_grad(), compute_encodings(model):
-        model(inputs())
+    prepared(model, inputs(), "tensorrt-int8")
     return model
 
 
@@ -96,14 +93,8 @@ def nvidia(changed: Callable[[nn.Module], nn.Module] = lambda layer: layer) -> n
     return model.eval()
 
 
-INTERFACES: dict[str, Callable[..., nn.Module]] = {
-    "core": core,
-    "horizon": horizon,
-    "aimet": aimet,
-    "nvidia": nvidia,
-}
-
 Make = Callable[..., nn.Module]
+INTERFACES: dict[str, Make] = {"core": core, "horizon": horizon, "aimet": aimet, "nvidia": nvidia}
 
 
 def same(model: nn.Module, other: Callable[[Tensor], Tensor], tolerance: float = 0.0) -> None:
@@ -175,8 +166,7 @@ def copied(make: Make, folder: Path) -> None:
 def traced(make: Make, folder: Path) -> None:
     """torch.fx.symbolic_trace leaves quantizers as leaves."""
     model = make()
-    graph = torch.fx.symbolic_trace(model)
-    same(model, graph)
+    same(model, torch.fx.symbolic_trace(model))
 
 
 def replicated(make: Make, folder: Path) -> None:
@@ -204,19 +194,22 @@ def spawned(make: Make, folder: Path) -> None:
     same(model, lambda x: torch.tensor(found))
 
 
+def layer_of(model: nn.Module) -> Any:
+    """Return the last layer of a network."""
+    return model.fc if hasattr(model, "fc") else model.net.fc
+
+
 def pruned_before(make: Make, folder: Path) -> None:
     """A layer that is pruned before: its zeros stay zeros."""
     model = make(lambda layer: prune.l1_unstructured(layer, "weight", 0.5))
     step(model.train())
-    layer = model.fc if hasattr(model, "fc") else model.net.fc
-    assert float((layer.weight == 0).float().mean()) >= 0.5
+    assert float((layer_of(model).weight == 0).float().mean()) >= 0.5
 
 
 def pruned_after(make: Make, folder: Path) -> None:
     """A layer of the quantized module is pruned, and trains on."""
     model = make()
-    layer = model.fc if hasattr(model, "fc") else model.net.fc
-    before = model(inputs())
+    layer, before = layer_of(model), model(inputs())
     prune.l1_unstructured(layer, "weight", 0.5)
     assert float((layer.weight == 0).float().mean()) >= 0.5
     assert not torch.equal(model(inputs()), before)
@@ -232,8 +225,7 @@ def normed_after(make: Make, folder: Path) -> None:
     """weight_norm after: the weight is still quantized."""
     model = make()
     expected = model(inputs())
-    layer = model.fc if hasattr(model, "fc") else model.net.fc
-    parametrizations.weight_norm(layer)
+    parametrizations.weight_norm(layer_of(model))
     torch.testing.assert_close(model(inputs()), expected, rtol=0, atol=1e-5)  # the norm's division
 
 
@@ -324,62 +316,38 @@ def functional(make: Make, folder: Path) -> None:
     torch.testing.assert_close(found, other(inputs()), rtol=0, atol=0)
 
 
-class Trainer:
-    """Loop like Lightning's: hooks, an optimizer of the module, gradient clipping, checkpoints in a file."""
-
-    def __init__(self, model: nn.Module, folder: Path) -> None:
-        self.model, self.file = model, folder / "last.ckpt"
-
-    def fit(self, steps: int) -> None:
-        """Train, save after each step, and go on from the file."""
-        optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
-        for number in range(steps):
-            self.model.train()
-            loss = self.model(inputs()).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            state = {"state_dict": self.model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state | {"step": number}, self.file)
-            self.model.load_state_dict(torch.load(self.file, weights_only=True)["state_dict"])
-
-
 def lightning(make: Make, folder: Path) -> None:
-    """The module inside a module that a trainer drives, with checkpoints at each step."""
-
-    class System(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.model(x)
-
-    Trainer(System(make()), folder).fit(3)
+    """Loop like Lightning's over a module around it: it clips gradients, and goes on from checkpoints."""
+    model, file = nn.Sequential(make()), folder / "last.ckpt"
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=3)
+    for number in range(3):
+        model.train()
+        loss = model(inputs()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        state = {"state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state | {"step": number}, file)
+        model.load_state_dict(torch.load(file, weights_only=True)["state_dict"])
 
 
 def transformers(make: Make, folder: Path) -> None:
     """Loop like transformers': parameter groups by name, accumulation, autocast, dictionaries as outputs."""
 
-    class Head(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
+    def head(self: Any, pixels: Tensor, labels: Tensor | None = None) -> Mapping[str, Tensor]:
+        logits = self.model(pixels)
+        loss = logits.mean() if labels is None else F.cross_entropy(logits.float(), labels)
+        return {"loss": loss, "logits": logits}
 
-        def forward(self, pixels: Tensor, labels: Tensor | None = None) -> Mapping[str, Tensor]:
-            logits = self.model(pixels)
-            loss = logits.mean() if labels is None else F.cross_entropy(logits.float(), labels)
-            return {"loss": loss, "logits": logits}
-
-    model = Head(make()).train()
-    decayed = [p for name, p in model.named_parameters() if p.ndim > 1]
-    rest = [p for name, p in model.named_parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], 1e-3
-    )
+    model = made_of(head, model=make()).train()
+    groups = [
+        {"params": [p for p in model.parameters() if (p.ndim > 1) == decayed], "weight_decay": 0.1 * decayed}
+        for decayed in (True, False)
+    ]
+    optimizer = torch.optim.AdamW(groups, 1e-3)
     losses = []
     for _ in range(4):
         for part in range(2):

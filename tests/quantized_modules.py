@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,39 @@ from torch.utils._pytree import tree_leaves, tree_structure
 
 import onnxfq
 from onnxfq.documents.recipe import Recipe
+from onnxfq.targets.lower_fake_quantize import lift
 from onnxfq.torch import compute_encodings, plan_of, quantize_module
+from onnxfq.torch.export import export_nodes
 from onnxfq.torch.recording import record_calls
+from onnxfq.torch.request import Request, bind, name_inputs
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return normal numbers, the same at every call."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Function(nn.Module):
+    """Module whose forward is a function, with its names of parameters."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+
+
+def made_of(forward: Callable[..., Any], **parts: Any) -> nn.Module:
+    """Return a module of these parts in evaluation mode; `forward` takes it and its inputs."""
+    made = type("Made", (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made.eval()
 
 
 def recipe(activations="int8", weights="int8", target="simulation", overrides=(), **fields) -> Recipe:
     """Return a recipe of these number formats."""
-    given = None if activations is None else {"qtype": activations, "calibrator": "minmax"}
-    content = {
-        "name": "test",
-        "target": target,
-        "activations": given,
-        "weights": {"qtype": weights, **fields},
-    }
+    given = {"qtype": activations, "symmetric": str(activations)[0] != "u", "calibrator": "minmax"}
+    content = {"name": "test", "target": target, "activations": None if activations is None else given}
+    content["weights"] = {"qtype": weights, **fields}
     return Recipe.model_validate({**content, "overrides": list(overrides)})
 
 
@@ -49,7 +70,10 @@ def record_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     hooks = any(one._forward_pre_hooks or one._forward_hooks for _, one in parts)
     if hooks or isinstance(model, torch.fx.GraphModule):
         return record_calls(model, args, kwargs)
-    own = [(path, type(one), {k: v for k, v in vars(one).items() if k[0] != "_"}) for path, one in parts]
+    own = [
+        (path, type(one), type(one).forward, {k: v for k, v in vars(one).items() if k[0] != "_"})
+        for path, one in parts
+    ]
     sizes = [(name, one.shape, one.dtype) for name, one in tensors]
     given = [
         (one.shape, one.dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
@@ -59,6 +83,14 @@ def record_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     if key not in _recorded:  # with the parts, so that nothing else gets the address of one
         _recorded[key] = own, record_calls(model, args, kwargs)
     return _recorded[key][1]
+
+
+def exported_roles(model: nn.Module, x: torch.Tensor) -> dict[tuple[str, int], str]:
+    """Return the roles in the export of a quantized module."""
+    arguments = bind(model, (x,))
+    request = Request(arguments, name_inputs(arguments, None, None), None, True, None)
+    lifted = lift(export_nodes(model, request))
+    return roles(lifted.plan, lifted.model)
 
 
 def roles(plan: onnxfq.Plan, model) -> dict[tuple[str, int], str]:

@@ -193,7 +193,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 1330,  # errors of functions of users name what these get; no room fell
     "targets": 6416,  # experts in QMoE, as products while they are quantized; numerics fell
     "tools": 1794,  # weights in blocks are listed; targets fell
-    "torch": 6005,  # exports have pairs and biases of their target, a write is named; no room fell
+    "torch": 5873,  # exports have pairs and biases of their target, a write is named; no room fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

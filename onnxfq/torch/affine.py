@@ -65,9 +65,9 @@ def fake_quantize_per_tensor_affine(
 
 
 def _call(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None, low: int, high: int) -> Tensor:
-    grid = RoundingGrid(qtype_of_integers(low, high), arithmetic="reciprocal")
-    fixed, zeros = scale.detach(), zero_point.detach()
-    return check_and_quantize(x, fixed, zeros, grid, Granularity(axis), zeros.is_floating_point())
+    qtype, fixed, zeros = qtype_of_integers(low, high), scale.detach(), zero_point.detach()
+    grid = RoundingGrid(qtype, arithmetic="reciprocal", granularity=Granularity(axis))
+    return check_and_quantize(x, fixed, zeros, grid, zeros.is_floating_point())
 
 
 _OURS: dict[Callable[..., Any], Callable[..., Tensor]] = {

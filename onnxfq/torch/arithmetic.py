@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.affine import ARITHMETICS, as_qtype, check_names
+from onnxfq.numerics.affine import ARITHMETICS, check_names
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType
@@ -24,7 +24,7 @@ from onnxfq.numerics.rounding import ROUNDINGS, round_to_float_grid
 
 @dataclass(frozen=True)
 class RoundingGrid:
-    """Rounding target and mode, with the names of `numerics.affine.fake_quantize`.
+    """Rounding target and mode, with the names of `numerics.affine.fake_quantize`, and who shares a scale.
 
     Attributes:
         qtype: number type.
@@ -32,6 +32,9 @@ class RoundingGrid:
         arithmetic: a key of `numerics.affine.ARITHMETICS`.
         saturate: False lets gradients pass outside the grid, and a float type overflow to infinity or NaN.
         packed_mask: whether the mask for the gradient has one bit an element.
+        granularity: elements that share a scale.
+
+    Raises SpecError with the nearest names for an unknown one.
     """
 
     qtype: QType
@@ -39,14 +42,10 @@ class RoundingGrid:
     arithmetic: str = "divide"
     saturate: bool = True
     packed_mask: bool = False
+    granularity: Granularity = PER_TENSOR
 
-    @staticmethod
-    def from_names(
-        qtype: QType | str, rounding: str, arithmetic: str, saturate: bool, packed_mask: bool = False
-    ) -> RoundingGrid:
-        """Return the grid of these names. Raises SpecError with the nearest names for an unknown one."""
-        check_names(rounding=rounding, arithmetic=arithmetic)
-        return RoundingGrid(as_qtype(qtype), rounding, arithmetic, saturate, packed_mask)
+    def __post_init__(self) -> None:
+        check_names(rounding=self.rounding, arithmetic=self.arithmetic)
 
 
 @dataclass(frozen=True)

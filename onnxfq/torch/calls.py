@@ -28,8 +28,19 @@ from onnxfq.torch.onnx_node import is_exporting
 
 Function = Callable[..., Any]
 
-Outer = tuple[Function, int, Any] | None
-"""Function that is written out around a call, the number of its call, what is around it; None for nothing."""
+
+class Call(NamedTuple):
+    """Call in a forward.
+
+    Attributes:
+        function: what is called.
+        number: of the call among those of the function that read floats, in one run of the forward.
+        outer: the call around it that is written out, another one of these; None for nothing.
+    """
+
+    function: Function
+    number: int
+    outer: Any
 
 
 class CallPlace(NamedTuple):
@@ -37,16 +48,12 @@ class CallPlace(NamedTuple):
 
     Attributes:
         path: of the module whose forward calls.
-        outer: the function around the call that is written out, if any.
-        function: what is called; None for a tensor of a module that is known by name.
-        number: of the call among those of the function that read floats, in one run of the forward.
+        call: what reads it; None for a tensor of a module that is known by name.
         leaf: position of the tensor among all tensors in the arguments, or its name.
     """
 
     path: str
-    outer: Outer
-    function: Function | None
-    number: int
+    call: Call | None
     leaf: int | str
 
 
@@ -90,8 +97,8 @@ class Planned(NamedTuple):
         return self.branch if torch.compiler.is_exporting() else None
 
 
-Table = Mapping[tuple[Outer, Function], Planned]
-"""Quantizers of a module, by the function around a call and the function itself."""
+Table = Mapping[tuple[Call | None, Function], Planned]
+"""Quantizers of a module, by the call around a call and the function itself."""
 
 TABLE = "quantized_calls"
 """Attribute of a module with its `Table`."""
@@ -133,23 +140,22 @@ class Calls(TorchFunctionMode):
     """Block in which the calls of one forward give their tensors to `change`; blocks inside have their own.
 
     Attributes:
-        outer: as in `CallPlace`.
+        outer: as in `Call`.
         counts: calls so far, by function.
         counts_calls: tells whether calls of a function are counted.
-        inside: returns the block for the steps of a function that may be written out, from the number of the
-            call and its arguments; None leaves it whole.
-        change: returns what a call reads in place of a tensor, from the function, the number of the call, and
-            the position of the tensor.
+        inside: returns the block for the steps of a call that may be written out, also from its arguments;
+            None leaves it whole.
+        change: returns what a call reads in place of a tensor, from the position of the tensor too.
         plans: whether a plan is being made.
         adds_mask: whether the steps of an attention have a place in the sum with its mask.
     """
 
     counts_calls: Callable[[Function], bool]
-    inside: Callable[[Function, int, Any], Calls | None]
-    change: Callable[[Function, int, int, Tensor], Tensor]
+    inside: Callable[[Call, Any], Calls | None]
+    change: Callable[[Call, int, Tensor], Tensor]
     plans = adds_mask = False
 
-    def __init__(self, outer: Outer = None) -> None:
+    def __init__(self, outer: Call | None = None) -> None:
         super().__init__()
         self.outer = outer
         self.counts: dict[Function, int] = {}
@@ -173,28 +179,26 @@ class Calls(TorchFunctionMode):
             return function(*args, **given)
         number = self.counts.get(function, 0)
         self.counts[function] = number + 1
-        number = self.number(function, number)
-        inside = self.inside(function, number, args) if function in WRITTEN_OUT else None
+        call = Call(function, self.number(function, number), self.outer)
+        inside = self.inside(call, args) if function in WRITTEN_OUT else None
         if inside is None:
-            return self.call(function, number, args, given)
+            return self.run(call, args, given)
 
         def written_out(*args: Any, **given: Any) -> Any:
             with inside:
                 return WRITTEN_OUT[function](*args, **given)
 
-        return self.call(function, number, args, given, written_out)
+        return self.run(call, args, given, written_out)
 
-    def call(
-        self, function: Function, number: int, args: Any, kwargs: Any, steps: Function | None = None
-    ) -> Any:
-        """Return the result of `function`, or of its steps, on the changed tensors."""
+    def run(self, call: Call, args: Any, kwargs: Any, steps: Function | None = None) -> Any:
+        """Return the result of the call, or of its steps, on the changed tensors."""
         leaves: list[tuple[Any, Any]] = []
 
         def changed(value: Any) -> Any:
             if isinstance(value, (Tensor, fx.Proxy)):
                 # A function may ask whether two of its tensors are one.
                 known = [made for leaf, made in leaves if leaf is value]
-                made = known[0] if known else self.change(function, number, len(leaves), value)
+                made = known[0] if known else self.change(call, len(leaves), value)
                 leaves.append((value, made))
                 return made
             if type(value) in (tuple, list):
@@ -203,7 +207,7 @@ class Calls(TorchFunctionMode):
 
         args = changed(tuple(args))
         given = {name: value if name == "out" else changed(value) for name, value in kwargs.items()}
-        return (steps or function)(*args, **given)
+        return (steps or call.function)(*args, **given)
 
     def number(self, function: Function, number: int) -> int:
         """Return the number in a run of a call that has this number here."""
@@ -220,7 +224,7 @@ def _has_floats(value: Any) -> bool:
 class QuantizedCalls(Calls):
     """Block that quantizes what the calls of a module read, by its table."""
 
-    def __init__(self, owner: nn.Module, outer: Outer = None) -> None:
+    def __init__(self, owner: nn.Module, outer: Call | None = None) -> None:
         super().__init__(outer)
         self.owner = owner
         self.table: Table = owner.__dict__[TABLE]
@@ -235,25 +239,22 @@ class QuantizedCalls(Calls):
         branch = self.table[self.outer, function].exported
         return number if branch is None else branch.number(number)
 
-    def inside(self, function: Function, number: int, args: Any) -> Calls | None:
+    def inside(self, call: Call, args: Any) -> Calls | None:
         """Return the block for the steps if one of them has a place."""
-        is_planned = number in self.table[self.outer, function].inside
-        return QuantizedCalls(self.owner, (function, number, self.outer)) if is_planned else None
+        is_planned = call.number in self.table[self.outer, call.function].inside
+        return QuantizedCalls(self.owner, call) if is_planned else None
 
-    def call(
-        self, function: Function, number: int, args: Any, kwargs: Any, steps: Function | None = None
-    ) -> Any:
+    def run(self, call: Call, args: Any, kwargs: Any, steps: Function | None = None) -> Any:
         """Quantize only if the call has a place."""
-        planned = self.table[self.outer, function]
-        if number in planned.calls:
-            result = super().call(function, number, args, kwargs, steps)
+        if call.number in self.table[self.outer, call.function].calls:
+            result = super().run(call, args, kwargs, steps)
         else:
-            result = (steps or function)(*args, **kwargs)
-        return write_over(function, args, kwargs, result)
+            result = (steps or call.function)(*args, **kwargs)
+        return write_over(call.function, args, kwargs, result)
 
-    def change(self, function: Function, number: int, leaf: int, tensor: Tensor) -> Tensor:
+    def change(self, call: Call, leaf: int, tensor: Tensor) -> Tensor:
         """Return the tensor through its quantizer."""
-        name = self.table[self.outer, function].calls[number].get(leaf)
+        name = self.table[self.outer, call.function].calls[call.number].get(leaf)
         if name is None:
             return tensor
         quantized: Tensor = self.owner.__dict__["_modules"][name](tensor)
@@ -262,7 +263,7 @@ class QuantizedCalls(Calls):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         # A mask may be left out. Otherwise steps vary only by the inputs that an attention projects as one.
-        whole = self.outer is None or self.outer[0] is F.multi_head_attention_forward
+        whole = self.outer is None or self.outer.function is F.multi_head_attention_forward
         for (outer, function), planned in self.table.items() if error[0] is None and whole else ():
             found, wanted = self.counts.get(function, 0), (planned.exported or planned).total
             may_vary = outer is not None and function is torch.add

@@ -222,10 +222,16 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
     Neither exporter guarantees this: the older one drops inputs that forward does not use, and the newer one
     keeps its opset if the conversion to another fails.
     """
-    inputs = [value.name for value in model.graph.input]
-    if missing := [name for name in request.input_names if name not in inputs]:
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+    if missing := [name for name in request.input_names if name not in shapes]:
         raise ModelError(f"the {exporter} exporter dropped {missing[0]!r}, which is not used; take it out")
-    check_dynamic(model, request)
+    for name, axes in zip(request.input_names, request.dynamic_shapes or (), strict=False):
+        for axis, dim in axes.items():  # torch fixes some without an error
+            if isinstance(dim, (str, torch.export.Dim)) and shapes[name][axis].HasField("dim_value"):
+                raise ModelError(
+                    f"axis {axis} of input {name!r} is fixed to {shapes[name][axis].dim_value} by forward; "
+                    "take it out of dynamic_shapes"
+                )
     outputs = [value.name for value in model.graph.output]
     if request.output_names is not None and outputs != list(request.output_names):
         raise ModelError(f"output_names {list(request.output_names)} do not fit the {len(outputs)} outputs")
@@ -233,18 +239,6 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
     if request.opset not in (None, opset):
         raise ModelError(f"the {exporter} exporter gave opset {opset} for {request.opset}; leave opset out")
     _check_valid(model, f"the {exporter} exporter made an invalid model", "try the other exporter")
-
-
-def check_dynamic(model: onnx.ModelProto, request: Request) -> None:
-    """Raise ModelError if an axis with a name is fixed: torch fixes some without an error."""
-    inputs = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
-    for name, axes in zip(request.input_names, request.dynamic_shapes or (), strict=False):
-        for axis, dim in axes.items():
-            if isinstance(dim, (str, torch.export.Dim)) and inputs[name][axis].HasField("dim_value"):
-                raise ModelError(
-                    f"axis {axis} of input {name!r} is fixed to {inputs[name][axis].dim_value} by forward; "
-                    "take it out of dynamic_shapes"
-                )
 
 
 def _check_valid(model: onnx.ModelProto, what: str, remedy: str) -> None:

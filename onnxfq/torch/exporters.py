@@ -32,18 +32,10 @@ def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
     """Export with torch.export, torch's current exporter."""
     axes = dict(zip(request.input_names, request.dynamic_shapes or (), strict=False))
     axes |= {name: {0: BATCH} for name in request.dynamic_names}
-    shapes = request.map_inputs(lambda name, _: axes.get(name)).arguments
-    program = torch.onnx.export(
-        _Called(model) if isinstance(model, fx.GraphModule) else model,
-        request.arguments.args,
-        kwargs=request.arguments.kwargs,
-        dynamo=True,
-        verbose=False,
-        input_names=request.input_names,
-        output_names=request.output_names,
-        dynamic_shapes=shapes if any(axes.values()) else None,
-        opset_version=request.opset,
-    )
+    shapes = request.map_inputs(lambda name, _: axes.get(name)).arguments if any(axes.values()) else None
+    called = _Called(model) if isinstance(model, fx.GraphModule) else model
+    settings = request.settings | {"dynamo": True, "verbose": False, "dynamic_shapes": shapes}
+    program = torch.onnx.export(called, request.arguments.args, **settings)
     assert program is not None  # torch returns None only with dynamo=False
     return program.model_proto
 
@@ -65,18 +57,9 @@ class _Called(nn.Module):
 def export_with_torchscript(model: nn.Module, request: Request) -> onnx.ModelProto:
     """Export by tracing, torch's older exporter, which writes files only."""
     with scratch_folder() as folder:
-        file = folder / "model.onnx"
-        torch.onnx.export(
-            model,
-            request.arguments.args,
-            file,
-            kwargs=request.arguments.kwargs or None,
-            dynamo=False,
-            input_names=request.input_names,
-            output_names=request.output_names,
-            dynamic_axes={name: {0: BATCH} for name in request.dynamic_names},
-            opset_version=request.opset,
-        )
+        file, axes = folder / "model.onnx", {name: {0: BATCH} for name in request.dynamic_names}
+        settings = request.settings | {"dynamo": False, "dynamic_axes": axes}
+        torch.onnx.export(model, request.arguments.args, file, **settings)
         return onnx.load(file)
 
 

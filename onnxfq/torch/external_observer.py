@@ -55,10 +55,7 @@ class ExternalObserver(Observer):
 
 
 def open_observer(
-    given: str | nn.Module | Callable[..., nn.Module] | None,
-    spec: QuantSpec,
-    calibrator: Calibrator,
-    keywords: Mapping[str, Any],
+    given: Any, spec: QuantSpec, calibrator: Calibrator, keywords: Mapping[str, Any]
 ) -> Observer | None:
     """Return the observer of a name, an observer, a module, a class or a factory.
 

@@ -12,7 +12,7 @@ from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.torch.batchnorm import NORMS, fold, is_foldable
-from onnxfq.torch.calls import OUTPUTS, TABLE, CallPlace, Function, Outer, Planned
+from onnxfq.torch.calls import OUTPUTS, TABLE, Call, CallPlace, Function, Planned
 from onnxfq.torch.fused import switch_fused
 from onnxfq.torch.layers import SUFFIX, Swapped, swap
 from onnxfq.torch.module_names import QuantizerHolder
@@ -45,20 +45,15 @@ _PLACED = "placed"
 
 
 def insert(
-    model: nn.Module,
-    planned: ModulePlan,
-    record: CallRecord,
-    settings: Settings,
-    existing: Mapping[QuantizerHolder, FakeQuantize],
+    model: nn.Module, planned: ModulePlan, settings: Settings, before: Mapping[QuantizerHolder, FakeQuantize]
 ) -> list[FakeQuantize]:
     """Put the quantizers of a plan into a float module, and return those that are new.
 
     Args:
         model: the module; it is changed in place.
         planned: its plan.
-        record: the calls that the plan knows.
         settings: of all quantizers.
-        existing: quantizers that stay, by where they were held.
+        before: quantizers that stay, by where they were held.
     """
     device = next((p.device for p in model.parameters()), None)
     given: dict[str, dict[str, FakeQuantize]] = {}
@@ -66,7 +61,7 @@ def insert(
     added, masks = [], planned.masked.tensors
     for one in planned.quantizers:
         asked = one.placement
-        kept = (existing[holder] for holder in one.holders if holder in existing)
+        kept = (before[holder] for holder in one.holders if holder in before)
         same = (q for q in kept if vars(q)[_PLACED] == (asked.spec, asked.calibrator))
         quantizer = next(same, None)
         if quantizer is None:
@@ -90,29 +85,27 @@ def insert(
         if outputs and not path:
             module.__dict__[OUTPUTS] = outputs
     for path, places in tables.items():
-        model.get_submodule(path).__dict__[TABLE] = _make_table(places, record, path)
+        model.get_submodule(path).__dict__[TABLE] = _make_table(places, planned.record, path)
     switch_fused(model, fused=False)
-    for first, second in planned.norms if settings.fold_batchnorm else ():
+    for first, second in planned.record.norms if settings.fold_batchnorm else ():
         layer, norm = model.get_submodule(first), model.get_submodule(second)
         if isinstance(layer, Swapped) and is_foldable(layer, norm):
             fold(layer, norm)
-    for module in list(_bystanders(model, tables, record)):
+    for module in list(_bystanders(model, tables, planned.record)):
         swap(module, {})
     return added
 
 
 def _make_table(places: Mapping[CallPlace, str], record: CallRecord, path: str) -> dict[Any, Planned]:
-    table: dict[tuple[Outer, Function], dict[int, dict[int | str, str]]] = {}
-    inside: dict[tuple[Outer, Function], set[int]] = {}
+    table: dict[tuple[Call | None, Function], dict[int, dict[int | str, str]]] = {}
+    inside: dict[tuple[Call | None, Function], set[int]] = {}
     for place, name in places.items():
-        assert place.function is not None
-        calls = table.setdefault((place.outer, place.function), {})
-        calls.setdefault(place.number, {})[place.leaf] = name
-        around = place.outer
-        while around is not None:
-            function, number, around = around
-            table.setdefault((around, function), {})
-            inside.setdefault((around, function), set()).add(number)
+        call = place.call
+        assert call is not None
+        table.setdefault((call.outer, call.function), {}).setdefault(call.number, {})[place.leaf] = name
+        while (call := call.outer) is not None:
+            table.setdefault((call.outer, call.function), {})
+            inside.setdefault((call.outer, call.function), set()).add(call.number)
     made = {}
     for key, calls in table.items():
         outer, function = key
@@ -130,7 +123,7 @@ def _bystanders(model: nn.Module, tables: Mapping[str, Any], record: CallRecord)
         ]
         if not around or isinstance(module, (Swapped, FakeQuantize, nn.ModuleList, nn.ModuleDict)):
             continue
-        functions = {place.function for outer in around for place in tables[outer]}
+        functions = {place.call.function for outer in around for place in tables[outer]}
         called = {function for _, function in record.counts.get(path, {})}
         own = not type(module).__module__.startswith("torch.")
         if own or called & functions or isinstance(module, NORMS):

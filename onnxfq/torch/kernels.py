@@ -90,18 +90,22 @@ def is_transforming() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None
 
 
+def is_watched() -> bool:
+    """Tell whether torch compiles, transforms or watches operations."""
+    watched = torch.compiler.is_compiling() or is_transforming()  # a compiler follows nothing else
+    return watched or torch._C._len_torch_dispatch_stack() > 0
+
+
 def takes(x: Tensor) -> bool:
     """Tell whether the kernels may read x: its memory is on the CPU, and nothing tracks operations on it."""
     return (
-        not torch.compiler.is_compiling()
+        not is_watched()
         and type(x) in (Tensor, nn.Parameter)
         and x.device.type == "cpu"
         and x.numel() > 0
         and not torch.jit.is_tracing()
         # Recorded for second derivatives, as in a backward pass with create_graph.
         and not (torch.is_grad_enabled() and x.requires_grad)
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not is_transforming()
         and _is_aligned(x)
         and library_loads()
     )

@@ -9,7 +9,7 @@ changed, so optimizers and state dicts are not affected.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,43 +38,34 @@ class LayerKind:
 
     Attributes:
         op_types: the ONNX operators it becomes, as recipes name them.
-        weights: returns the names of its weights.
         form: the ONNX operator with a product of such weights; the planner decides on its node.
         has_input: whether its input is multiplied as well.
     """
 
     op_types: tuple[str, ...]
-    weights: Callable[[nn.Module], tuple[str, ...]]
     form: str
     has_input: bool
 
 
-def _always(*names: str) -> Callable[[nn.Module], tuple[str, ...]]:
-    return lambda module: names
-
-
-def _recurrent_weights(module: nn.Module) -> tuple[str, ...]:
-    names: list[str] = module._flat_weights_names
-    return tuple(name for name in names if name.startswith("weight_"))
-
-
-_name_weight, _cell_weights = _always("weight"), _always("weight_ih", "weight_hh")
-_CONV = LayerKind(("Conv",), _name_weight, "Conv", True)
-_TRANSPOSED = LayerKind(("ConvTranspose",), _name_weight, "ConvTranspose", True)
+_CONV = LayerKind(("Conv",), "Conv", True)
+_TRANSPOSED = LayerKind(("ConvTranspose",), "ConvTranspose", True)
 
 LAYERS: dict[type[nn.Module], LayerKind] = {
-    nn.Linear: LayerKind(("Gemm", "MatMul"), _name_weight, "Gemm", True),
+    nn.Linear: LayerKind(("Gemm", "MatMul"), "Gemm", True),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONV),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _TRANSPOSED),
-    **dict.fromkeys((nn.Embedding, nn.EmbeddingBag), LayerKind(("Gather",), _name_weight, "Conv", False)),
-    nn.LSTM: LayerKind(("LSTM",), _recurrent_weights, "Gemm", False),
-    nn.GRU: LayerKind(("GRU",), _recurrent_weights, "Gemm", False),
-    nn.RNN: LayerKind(("RNN",), _recurrent_weights, "Gemm", False),
-    **dict.fromkeys(
-        (nn.LSTMCell, nn.GRUCell, nn.RNNCell), LayerKind(("Gemm",), _cell_weights, "Gemm", False)
-    ),
-    nn.Bilinear: LayerKind(("MatMul",), _name_weight, "Conv", False),
+    **dict.fromkeys((nn.Embedding, nn.EmbeddingBag), LayerKind(("Gather",), "Conv", False)),
+    **{kind: LayerKind((kind.__name__,), "Gemm", False) for kind in (nn.LSTM, nn.GRU, nn.RNN)},
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), LayerKind(("Gemm",), "Gemm", False)),
+    nn.Bilinear: LayerKind(("MatMul",), "Conv", False),
 }
+
+
+def weights_of(layer: nn.Module) -> tuple[str, ...]:
+    """Return the names of the weights of a layer."""
+    if isinstance(layer, nn.RNNBase):
+        return tuple(name for name in layer._flat_weights_names if name.startswith("weight_"))
+    return ("weight_ih", "weight_hh") if isinstance(layer, nn.RNNCellBase) else ("weight",)
 
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
@@ -276,7 +267,7 @@ def swap(module: nn.Module, given: Mapping[str, FakeQuantize], mixin: type = Swa
     if isinstance(module, Swapped):
         return
     kind = layer_kind(module)
-    names = () if kind is None else kind.weights(module)
+    names = () if kind is None else weights_of(module)
     if mixin is Swapped and kind is _CONV:
         mixin = SwappedConv
     module.__class__ = _make_class(type(module), mixin, names)

@@ -19,9 +19,9 @@ from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.qat_gradients import (
     check_values,
     lsq_factor,
-    next_half,
     range_to_params,
     round_straight_through,
+    round_up,
     scale_gradient,
 )
 
@@ -69,15 +69,8 @@ class LearnedGrid(OwnTypes):
         """The zero point as it is used: a buffer, or computed from what is learned."""
         return self._stored(1) if self.learned in ("nothing", "scale") else self._params()[1]
 
-    @property
-    def rmin(self) -> Tensor:
-        """Lower end of a learned range."""
-        return self._end(-1)
-
-    @property
-    def rmax(self) -> Tensor:
-        """Upper end of a learned range."""
-        return self._end(1)
+    rmin = property(lambda self: self._end(-1), doc="Lower end of a learned range.")
+    rmax = property(lambda self: self._end(1), doc="Upper end of a learned range.")
 
     @property
     def _names(self) -> tuple[str, str]:
@@ -119,10 +112,7 @@ class LearnedGrid(OwnTypes):
 
     def _of_type(self, scale: Tensor) -> Tensor:
         """Return the next scale that is a number of the type of the inputs, with the gradient of `scale`."""
-        if self.float_type == "float32" or is_exporting():  # an export has frozen scales
-            return scale
-        # The difference is exact, and so is the sum.
-        return scale + (next_half(scale.detach(), self.float_type) - scale.detach())
+        return scale if is_exporting() else round_up(scale, self.float_type)  # an export has frozen scales
 
     def _end(self, side: int) -> Tensor:
         """Return an end of the learned range from the calibrated one; `side` is -1 or 1.

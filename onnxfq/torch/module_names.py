@@ -6,6 +6,7 @@ calls. A tensor has the name of the module, and of what it is there: input, weig
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,13 +20,13 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import MOVES
 from onnxfq.graph.signature import output_names
-from onnxfq.torch.calls import CallPlace, Function, Outer, name_of
+from onnxfq.torch.calls import Call, CallPlace, name_of
 from onnxfq.torch.layers import layer_kind
 from onnxfq.torch.recording import CallRecord
 
 _PASSED = MOVES | {"Cast", "Expand", "Slice"}
 """Operators inside of a call that a quantizer may stand in front of as well as behind."""
-_LEAVES = ("input", "other")
+_LEAVES = {0: "input", 1: "other"}
 _INPUTS = ("query", "key", "value")
 _PRODUCTS = {
     (function, f"{product}{n}"): name
@@ -61,7 +62,7 @@ def _choose(places: Sequence[CallPlace]) -> CallPlace:
     named = (place for place in places if isinstance(place.leaf, str))
     chosen = places[0]
     for place in places:
-        if (place.function, place.number, place.outer) == chosen.outer:
+        if place.call is not None and chosen.call is not None and place.call == chosen.call.outer:
             chosen = place
     return next(named, chosen)
 
@@ -71,13 +72,11 @@ class CallNames:
     """Names of `module` for `prepared`, a rewrite of the model that was exported.
 
     Attributes:
-        record: the calls of the module.
-        exported: the model before the rewrite.
+        record: the calls of the module, and the model before the rewrite.
     """
 
     module: nn.Module
     record: CallRecord
-    exported: Model
     prepared: Model
 
     @cached_property
@@ -85,26 +84,24 @@ class CallNames:
         return dict(self.module.named_modules())
 
     @cached_property
-    def _calls(self) -> Mapping[tuple[str, Outer, Function | None, int], str]:
-        names: dict[tuple[str, Outer, Function | None, int], str] = {}
-        taken: set[tuple[str, Outer, str]] = set()
-        for path, outer, function, number, _ in self.record.seen:
-            if function is None or (path, outer, function, number) in names:
+    def _calls(self) -> Mapping[tuple[str, Call], str]:
+        names: dict[tuple[str, Call], str] = {}
+        taken: set[tuple[str, Call | None, str]] = set()
+        for path, call, _ in self.record.seen:
+            if call is None or (path, call) in names:
                 continue
-            base = name_of(function).strip("_")
-            free, count = base, 0
-            while (path, outer, free) in taken:
-                count += 1
-                free = f"{base}_{count}"
-            taken.add((path, outer, free))
-            names[path, outer, function, number] = free
+            base = name_of(call.function).strip("_")
+            tried = (f"{base}_{i}" if i else base for i in itertools.count())
+            free = next(name for name in tried if (path, call.outer, name) not in taken)
+            taken.add((path, call.outer, free))
+            names[path, call] = free
         return names
 
-    def _call(self, place: CallPlace) -> str:
-        name = self._calls[place.path, place.outer, place.function, place.number]
-        if place.outer is None:
+    def _name(self, path: str, call: Call) -> str:
+        name = self._calls[path, call]
+        if call.outer is None:
             return name
-        function, number, _ = place.outer
+        function, number, _ = call.outer
         name = _PRODUCTS.get((function, name), name)
         if function is F.multi_head_attention_forward:  # the only call of its module
             return name
@@ -113,9 +110,9 @@ class CallNames:
     def site(self, place: CallPlace) -> str:
         """Return the name of the layer or the call that reads at `place`."""
         module = self._modules[place.path]
-        if is_leaf(module) or place.function is None:
+        if is_leaf(module) or place.call is None:
             return place.path or type(module).__name__
-        return f"{place.path}.{self._call(place)}" if place.path else self._call(place)
+        return str(QuantizerHolder(place.path, self._name(place.path, place.call)))
 
     def type_name(self, place: CallPlace, op_type: str) -> str:
         """Return the type of that layer, or the operator that the call becomes."""
@@ -124,24 +121,22 @@ class CallNames:
 
     def holder(self, place: CallPlace) -> QuantizerHolder:
         """Return the module and the name of the tensor that is read at `place`."""
-        module, held = self._modules[place.path], self.record.held.get(place)
-        if isinstance(place.leaf, str):
-            return QuantizerHolder(place.path, place.leaf)
-        first = place.leaf == 0 and place.number == 0 and place.outer is None
+        module, held, call = self._modules[place.path], self.record.held.get(place), place.call
+        if call is None or isinstance(place.leaf, str):
+            return QuantizerHolder(place.path, str(place.leaf))
+        first = place.leaf == 0 and call.number == 0 and call.outer is None
         if is_leaf(module) and held:
             return QuantizerHolder(place.path, held)
-        if place.function is F.multi_head_attention_forward and place.leaf < len(_INPUTS):
+        if call.function is F.multi_head_attention_forward and place.leaf < len(_INPUTS):
             return QuantizerHolder(place.path, _INPUTS[place.leaf])
         if is_leaf(module) and first and not isinstance(module, nn.MultiheadAttention):
             return QuantizerHolder(place.path, "input")
-        leaf = (
-            "weight" if held is not None else dict(enumerate(_LEAVES)).get(place.leaf, f"input_{place.leaf}")
-        )
-        return QuantizerHolder(place.path, f"{self._call(place)}_{leaf}")
+        leaf = "weight" if held is not None else _LEAVES.get(place.leaf, f"input_{place.leaf}")
+        return QuantizerHolder(place.path, f"{self._name(place.path, call)}_{leaf}")
 
     def is_table(self, place: CallPlace) -> bool:
         """Tell whether the call itself quantizes the tensor, not the forward of a layer."""
-        return place.function is not None and self.holder(place).name != "input"
+        return place.call is not None and self.holder(place).name != "input"
 
     @cached_property
     def _nodes(self) -> dict[str, onnx.NodeProto]:
@@ -164,7 +159,7 @@ class CallNames:
 
     def place(self, use: Use) -> CallPlace | None:
         """Return where the module reads an input of `prepared`; None if no quantizer can stand there."""
-        found = self._find(use)
+        found = self.find(use)
         return None if found is None or self.explain_lost(found) else found
 
     def places(self, use: Use, in_export: bool) -> list[CallPlace]:
@@ -173,31 +168,27 @@ class CallNames:
         With `in_export`, the first may be a call that an export alone makes.
         """
         twins = [_choose(found) for found in self.record.twins.get(use, ())]
-        first = self._find(use) if in_export else self.place(use)
+        first = self.find(use) if in_export else self.place(use)
         found = (first, *(twin for twin in twins if not self.explain_lost(twin)))
         return [place for place in found if place is not None]
-
-    def is_read(self, use: Use) -> bool:
-        """Tell whether the module reads an input of `prepared`, be it in an export alone."""
-        return self._find(use) is not None
 
     def explain_lost(self, place: CallPlace | None) -> str:
         """Return why the tensor at a place cannot be quantized; empty if it can."""
         if place is None:
             return "the export computes it inside of one call of torch; no quantizer can stand there"
-        function, number, around = place.function, place.number, place.outer
-        while around is not None:
-            function, number, around = around
-        if number >= 0 or function is None or not self.is_table(place):
+        call = place.call
+        while call is not None and call.outer is not None:
+            call = call.outer
+        if call is None or call.number >= 0 or not self.is_table(place):
             return ""
-        exported = self.record.branches[place.path, function].total
-        count = self.record.counts.get(place.path, {}).get((None, function), 0)
-        times = f"{name_of(function)} {exported} times in an export and {count} times otherwise"
+        exported = self.record.branches[place.path, call.function].total
+        count = self.record.counts.get(place.path, {}).get((None, call.function), 0)
+        times = f"{name_of(call.function)} {exported} times in an export and {count} times otherwise"
         return f"the forward of {place.path or 'the model'} calls {times}"
 
     def why_lost(self, uses: Iterable[Use]) -> str:
         """Return why the tensor that these inputs read cannot be quantized; empty if it can."""
-        lost = [(use, why) for use in uses if (why := self.explain_lost(self._find(use)))]
+        lost = [(use, why) for use in uses if (why := self.explain_lost(self.find(use)))]
         nodes = [self._nodes[use.node] for use, _ in lost if use.node and self.record.writers]
         if any(self._is_written(node, behind) for node in nodes for behind in (False, True)):
             return "the forward writes over it, or over a view of it, and a quantizer would take that away"
@@ -218,7 +209,8 @@ class CallNames:
             seen |= {other.name for other in following}
         return False
 
-    def _find(self, use: Use) -> CallPlace | None:
+    def find(self, use: Use) -> CallPlace | None:
+        """Return where the module reads an input of `prepared`, be it in an export alone."""
         found = self.record.places.get(use)
         if found is not None:
             return _choose(found)
@@ -227,17 +219,17 @@ class CallNames:
             return None
         ends = output_names(self.prepared.proto)
         if node.op_type == "Cast" and node.output[0] in ends:  # it gives a result its type
-            return self._find(Use("", ends.index(node.output[0])))
+            return self.find(Use("", ends.index(node.output[0])))
         name = node.input[use.input]
         rewritten = (place for reader, place in self._places_of(name) if reader not in self._nodes)
         maker = self.prepared.index.makers.get(name)
         if maker is not None and maker.op_type in _PASSED:
-            return next(rewritten, None) or self._find(Use(maker.name, 0))
+            return next(rewritten, None) or self.find(Use(maker.name, 0))
         return next(rewritten, None)
 
     def _places_of(self, tensor: str) -> Iterator[tuple[str, CallPlace]]:
         """Yield what reads a tensor of the exported model, and the place."""
-        for reader in self.exported.index.readers.get(tensor, ()):
+        for reader in self.record.exported.index.readers.get(tensor, ()):
             for slot, name in enumerate(reader.input):
                 for place in self.record.places.get(Use(reader.name, slot), ())[:1]:
                     if name == tensor:
@@ -247,7 +239,5 @@ class CallNames:
         """Return the layer and the name of the weight that an input is; None for other constants."""
         call = self.calls.get(use.node)
         kind = None if call is None else layer_kind(self._modules[call.path])
-        if call is None or kind is None:
-            return None
-        names = kind.weights(self._modules[call.path])
-        return QuantizerHolder(call.path, names[0]) if len(names) == 1 and kind.has_input else None
+        has_input = kind is not None and kind.has_input  # such a layer has one weight
+        return QuantizerHolder(call.path, "weight") if call is not None and has_input else None

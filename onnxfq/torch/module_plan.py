@@ -8,7 +8,7 @@ quantizer, whoever reads it, and so has a layer that runs several times.
 from __future__ import annotations
 
 import re
-from collections import ChainMap
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -18,7 +18,6 @@ from torch import nn
 from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.documents.plan import Bridge, Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
@@ -64,16 +63,15 @@ class PlacedQuantizer:
 
 @dataclass(frozen=True)
 class ModulePlan:
-    """Plan in the names of a module, and its quantizers.
+    """Plan in the names of a module, its quantizers, and the calls that it knows.
 
     Attributes:
-        norms: paths of each convolution and the BatchNorm that alone reads its result.
         masked: tensors of the ONNX model that Softmax alone reads.
     """
 
     plan: Plan
     quantizers: tuple[PlacedQuantizer, ...]
-    norms: tuple[tuple[str, str], ...] = ()
+    record: CallRecord
     masked: MaskedScores = field(default_factory=MaskedScores)
 
 
@@ -83,7 +81,7 @@ def plan_by_layers(plan: Plan, module: nn.Module) -> ModulePlan:
     for path, child in module.named_modules():
         if type(child).forward is nn.Sequential.forward:
             norms += pairwise(f"{path}.{name}" if path else name for name, _ in child.named_children())
-    return ModulePlan(plan, tuple(_quantizers_of_layers(plan.placements)), tuple(norms))
+    return ModulePlan(plan, tuple(_quantizers_of_layers(plan.placements)), CallRecord(norms=norms))
 
 
 def _quantizers_of_layers(placements: Iterable[Placement]) -> Iterator[PlacedQuantizer]:
@@ -94,11 +92,7 @@ def _quantizers_of_layers(placements: Iterable[Placement]) -> Iterator[PlacedQua
 
 
 def plan_module(
-    module: nn.Module,
-    recipe: Recipe,
-    layers: Sequence[Layer],
-    by_layers: Plan,
-    recorded: tuple[CallRecord, Model],
+    module: nn.Module, recipe: Recipe, layers: Sequence[Layer], by_layers: Plan, record: CallRecord
 ) -> ModulePlan:
     """Return the plan of `recipe` for a module whose calls are known.
 
@@ -107,10 +101,9 @@ def plan_module(
     Raises RecipeError as `make_plan`, and for names of overrides that match nothing; ModelError if nothing
     can be quantized.
     """
-    record, exported = recorded
-    names = CallNames(module, record, exported, prepare_model(exported, recipe.target))
+    names = CallNames(module, record, prepare_model(record.exported, recipe.target))
     asked = _translate(recipe, names, layers)
-    plan = make_plan(exported, asked, strict=False)
+    plan = make_plan(record.exported, asked, strict=False)
     for one in plan.placements:
         if one.role != "bias":
             refuse_features(asked, one.uses[0].node, one.tensor, is_weight=one.role == "weight")
@@ -127,12 +120,8 @@ def plan_module(
     made = (q for p in plan.placements for q in _make(p, names, formats, usual))
     kept = [q for q in made if not any(holder.path in alone for holder in q.holders)]
     groups = _join((*plan.bridges, *copies), kept)
-    for placement in by_layers.placements:
-        if placement.uses[0].node in alone:
-            groups += _quantizers_of_layers([placement])
-    renamed = list(_with_uses(groups))
-    quantizers = tuple(quantizer for quantizer, _ in renamed)
-    uses = dict(ChainMap(*(found for _, found in renamed)))
+    groups += _quantizers_of_layers(p for p in by_layers.placements if p.uses[0].node in alone)
+    quantizers, uses = _with_uses(groups)
     nodes, skipped = _list_sites(plan, names, uses, alone)
     told = {one.why for one in skipped}
     tensors = (one for one in plan.skipped if one.kind == "tensor" and one.why == lost.get(one.name))
@@ -143,7 +132,7 @@ def plan_module(
         "skipped": (*skipped, *(one for one in by_layers.skipped if one.name in alone)),
     }
     masked = find_masked_scores(names.prepared.index)
-    return ModulePlan(by_layers.model_copy(update=changed), quantizers, tuple(record.norms), masked)
+    return ModulePlan(by_layers.model_copy(update=changed), tuple(quantizers), record, masked)
 
 
 def _list_copies(names: CallNames, lost: Mapping[str, str]) -> Iterator[Bridge]:
@@ -159,7 +148,7 @@ def _find_moved(plan: Plan, copies: Iterable[Bridge], names: CallNames, lost: Ma
 
     A forward may repeat heads where it is exported, and let attention do so otherwise.
     """
-    read = {p.tensor: p.spec for p in plan.activations if all(map(names.is_read, p.uses))}
+    read = {p.tensor: p.spec for p in plan.activations if all(map(names.find, p.uses))}
     joined = (bridge.tensors for bridge in (*plan.bridges, *copies) if bridge.one_scale and bridge.required)
     groups = [read.keys() & tensors for tensors in joined]
     alike = [group for group in groups if len({read[name] for name in group}) == 1]
@@ -221,18 +210,18 @@ def _join(bridges: Iterable[Bridge], quantizers: list[PlacedQuantizer]) -> list[
     return list(groups.values())
 
 
-def _with_uses(quantizers: Iterable[PlacedQuantizer]) -> Iterator[tuple[PlacedQuantizer, dict[Use, Use]]]:
-    """Yield the quantizers with placements in the names of the module, and the use for each ONNX use."""
-    slots: dict[str, int] = {}
+def _with_uses(quantizers: Iterable[PlacedQuantizer]) -> tuple[list[PlacedQuantizer], dict[Use, Use]]:
+    """Return the quantizers with placements in the names of the module, and the use for each ONNX use."""
+    slots, made, uses = Counter[str](), [], dict[Use, Use]()
     for quantizer in quantizers:
         at = {}
         for site in dict.fromkeys(quantizer.sites.values()):
-            at[site] = Use(site, slots.get(site, 0))
-            slots[site] = slots.get(site, 0) + 1
+            at[site] = Use(site, slots[site])
+            slots[site] += 1
         changed = {"tensor": str(quantizer.holders[0]), "uses": tuple(at.values())}
-        placement = quantizer.placement.model_copy(update=changed)
-        found = {use: at[site] for use, site in quantizer.sites.items()}
-        yield replace(quantizer, placement=placement), found
+        made.append(replace(quantizer, placement=quantizer.placement.model_copy(update=changed)))
+        uses |= {use: at[site] for use, site in quantizer.sites.items()}
+    return made, uses
 
 
 def _list_sites(

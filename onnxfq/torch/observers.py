@@ -208,9 +208,8 @@ class Histogram(Observer):
         super().__init__(spec)
         if spec.granularity != PER_TENSOR:
             raise SpecError(f"observer 'histogram' is per tensor, got {spec}; use minmax or latest")
-        self.live = False
-        self.calibrator = calibrator
-        self.gathered, self.floor = TensorStatistics(), None
+        self.live, self.calibrator = False, calibrator
+        self.reset()
 
     def reset(self) -> None:
         """Discard the statistics."""

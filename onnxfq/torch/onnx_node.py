@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
-from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_of_integers
 from onnxfq.torch.arithmetic import RoundingGrid
 
@@ -43,9 +42,7 @@ def is_lowered_later() -> bool:
     return _expected.get()
 
 
-def onnx_node(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, granularity: Granularity
-) -> Tensor:
+def onnx_node(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
     """Return a tensor that stands for the output of the node, with x's shape and type.
 
     Raises SpecError for a float64 x.
@@ -67,7 +64,7 @@ def onnx_node(
         "rounding": grid.rounding,
         "arithmetic": grid.arithmetic,
         "saturate": int(grid.saturate) if grid.qtype.is_float else 1,
-        **granularity.attributes,
+        **grid.granularity.attributes,
     }
     return graph_node(OPERATOR, (x, scale) if zeros is None else (x, scale, zeros), attributes, x.dtype)
 

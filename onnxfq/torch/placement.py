@@ -26,7 +26,7 @@ from onnxfq.placement.left_out import WHY_FLOAT
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_input, refuse
 from onnxfq.targets.target import target_by_name
-from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
+from onnxfq.torch.layers import LayerKind, float_weight, layer_kind, weights_of
 
 
 class LayerPlan(Plan):
@@ -74,7 +74,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
 
 
 def _make_layer(path: str, module: nn.Module, kind: LayerKind) -> Layer:
-    parameters = {name: float_weight(module, name) for name in kind.weights(module)}
+    parameters = {name: float_weight(module, name) for name in weights_of(module)}
     if any(is_lazy(weight) for weight in parameters.values()):
         raise ModelError(
             f"layer {path!r}, a {type(module).__name__}, has no weight yet; run data through the model once, "
@@ -205,12 +205,11 @@ def refuse_features(recipe: Recipe, node: str, tensor: str, is_weight: bool) -> 
         )
 
 
-def check_overrides(
-    recipe: Recipe,
-    layers: Sequence[Layer],
-    sites: Mapping[str, tuple[str, Collection[str]]],
-    tensors: Iterable[str] = (),
-) -> None:
+Sites = Mapping[str, tuple[str, Collection[str]]]
+"""Name and types of a layer or a call by node."""
+
+
+def check_overrides(recipe: Recipe, layers: Sequence[Layer], sites: Sites, tensors: Iterable[str]) -> None:
     """Raise RecipeError for names that match no layer, and nothing else that is given."""
     types = {kind for layer in layers for kind in (layer.type_name, *layer.kind.op_types)}
     types |= {kind for _, kinds in sites.values() for kind in kinds}
@@ -219,9 +218,7 @@ def check_overrides(
     recipe.check_names(names | {kind: kind for kind in types}, known)
 
 
-def rename_overrides(
-    recipe: Recipe, sites: Mapping[str, tuple[str, Collection[str]]], tensors: Iterable[tuple[str, str]]
-) -> Recipe:
+def rename_overrides(recipe: Recipe, sites: Sites, tensors: Iterable[tuple[str, str]]) -> Recipe:
     """Return the recipe with overrides that name nodes and tensors as the planner does.
 
     Args:

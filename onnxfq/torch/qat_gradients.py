@@ -71,17 +71,13 @@ def fake_quantize(
     Raises SpecError as `onnxfq.fake_quantize` does. The values of scale and zero_point are checked on the CPU
     only, and not while torch compiles, exports, transforms or watches.
     """
-    grid = RoundingGrid.from_names(qtype, rounding, arithmetic, saturate)
-    return check_and_quantize(x, scale, zero_point, grid, Granularity.of(axis, block_size, block_shape))
+    shared = Granularity.of(axis, block_size, block_shape)
+    grid = RoundingGrid(as_qtype(qtype), rounding, arithmetic, saturate, granularity=shared)
+    return check_and_quantize(x, scale, zero_point, grid)
 
 
 def check_and_quantize(
-    x: Tensor,
-    scale: Tensor | float,
-    zero_point: Tensor | float,
-    grid: RoundingGrid,
-    granularity: Granularity,
-    free_zero: bool = False,
+    x: Tensor, scale: Tensor | float, zero_point: Tensor | float, grid: RoundingGrid, free_zero: bool = False
 ) -> Tensor:
     """Fake-quantize x; `free_zero` lets the zero point lie off the grid, as torch's float zero points."""
     if x.dtype not in _TYPES:
@@ -91,26 +87,16 @@ def check_and_quantize(
     zeros = zero_point.to(work) if isinstance(zero_point, Tensor) else None
     if zeros is None and zero_point != 0:
         zeros = torch.tensor(float(zero_point), dtype=work, device=x.device)
-    is_watched = (
-        torch.compiler.is_compiling()  # first: a compiler follows none of the others
-        or is_exporting()
-        or kernels.is_transforming()
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
-    if not is_watched and scales.device.type == "cpu":
+    if not (kernels.is_watched() or is_exporting()) and scales.device.type == "cpu":
         check_values(scales, None if free_zero else zeros, grid)
-    return quantize_to(x, scales, zeros, grid, granularity)
+    return quantize_to(x, scales, zeros, grid)
 
 
-def quantize_to(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, granularity: Granularity
-) -> Tensor:
+def quantize_to(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
     """Fake-quantize x with checked parameters that already have the computation type."""
-    if is_exporting() and has_node(grid):
-        return onnx_node(x, scale, zero_point, grid, granularity)
     if is_exporting():
-        return _write_out(x, scale, zero_point, grid, granularity)
-    view = View.from_shapes(x.shape, scale.shape, granularity)
+        return (onnx_node if has_node(grid) else _write_out)(x, scale, zero_point, grid)
+    view = View.from_shapes(x.shape, scale.shape, grid.granularity)
     seen, scales = view.see(x), view.see_param(scale)
     zeros = None if grid.qtype.is_float else zero_point  # that of a float grid is 0
     if zeros is not None:
@@ -119,29 +105,25 @@ def quantize_to(
     return y if view.x is None else y.reshape(x.shape)
 
 
-def quantize_integers(
-    x: Tensor, scale: Tensor, zero_point: Tensor, grid: RoundingGrid, granularity: Granularity
-) -> Tensor:
+def quantize_integers(x: Tensor, scale: Tensor, zero_point: Tensor, grid: RoundingGrid) -> Tensor:
     """Return the integers of x: the steps from the zero point, plus the zero point.
 
     Raises SpecError for a float grid, whose codes torch's integers do not hold.
     """
     if grid.qtype.is_float:
         raise SpecError(f"{grid.qtype} has no integers; use an integer qtype")
-    view = View.from_shapes(x.shape, scale.shape, granularity)
+    view = View.from_shapes(x.shape, scale.shape, grid.granularity)
     zeros = view.see_param(zero_point)
     steps, _ = round_to_grid(view.see(x), view.see_param(scale), zeros, grid)
     integers = torch.nan_to_num(steps) + zeros
     return integers.reshape(x.shape).to(getattr(torch, str(grid.qtype.storage_dtype)))
 
 
-def _write_out(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, granularity: Granularity
-) -> Tensor:
+def _write_out(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
     """Return the rounded x without reading a shape, which an exporter would take as a constant."""
-    if granularity.is_blocked:
+    if grid.granularity.is_blocked:
         raise SpecError(f"blocks of {grid.qtype} cannot be exported; use a type of up to 16 bits")
-    axis = granularity.axis
+    axis = grid.granularity.axis
     shape = [] if axis is None else [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
     scales = scale.reshape(shape)
     zeros = None if zero_point is None else zero_point.reshape(shape if zero_point.ndim else [])
@@ -287,8 +269,7 @@ def range_to_params(
     wide = rmin.dtype == torch.float64
 
     def round_scale(step: Tensor) -> Tensor:
-        if rules.float_type != "float32":
-            step = step + (next_half(step.detach(), rules.float_type) - step.detach())
+        step = round_up(step, rules.float_type)
         return step if wide else step.float().double()
 
     ends = rmin.double(), rmax.double()
@@ -306,12 +287,15 @@ def ends_by_rule(rmin: Tensor, rmax: Tensor, qtype: QType, rule: str) -> tuple[T
     return torch.zeros_like(step), step * qtype.qmax
 
 
-def next_half(scale: Tensor, kind: FloatType) -> Tensor:
-    """Return positive scales rounded up to numbers of a half type (`round_scale`)."""
-    dtype = getattr(torch, kind)
-    near = scale.to(dtype)
-    up = near.to(scale.dtype) < scale
-    return (near.view(torch.int16) + up.to(torch.int16)).view(dtype).to(scale.dtype)
+def round_up(scale: Tensor, kind: FloatType) -> Tensor:
+    """Return positive scales rounded up to numbers of a half type (`round_scale`), with their gradient."""
+    if kind == "float32":
+        return scale
+    dtype, fixed = getattr(torch, kind), scale.detach()
+    near = fixed.to(dtype)
+    up = near.to(scale.dtype) < fixed
+    rounded = (near.view(torch.int16) + up.to(torch.int16)).view(dtype).to(scale.dtype)
+    return scale + (rounded - fixed)  # the difference is exact, and so is the sum
 
 
 def fake_quantize_range(

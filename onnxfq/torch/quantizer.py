@@ -109,7 +109,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
             if value not in (known := get_args(names)):
                 raise SpecError(f"unknown {name} {value!r}{nearest(value, known)}")
         spec = QuantSpec(qtype=qtype_by_name(spec)) if isinstance(spec, str) else spec
-        grid = RoundingGrid.from_names(spec.qtype, rounding, arithmetic, saturate, packed_mask)
+        grid = RoundingGrid(spec.qtype, rounding, arithmetic, saturate, packed_mask, spec.granularity)
         super().__init__(spec, grid)
         self.scale_rule = scale_rule
         self.in_flight, self.training_only, self.in_place = in_flight, training_only, in_place
@@ -133,8 +133,14 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
             return self._observe_and_round(x)
 
     def _observe_and_round(self, x: Tensor) -> Tensor:
+        if is_exporting() and not self.is_rounding:
+            return x
         if is_exporting():
-            return self._export(x) if self.is_rounding else x
+            # A trace records sizes of tensors, but not the bytes behind them.
+            traced = torch.jit.is_tracing()
+            if not (self._stored(0).untyped_storage().nbytes() if traced else self.is_initialized):
+                raise StatisticsError(_NO_SCALE)
+            return self._round(x)
         if isinstance(x, fx.Proxy):  # a leaf of torch.fx
             return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), {})
         if x.numel() == 0:  # no range, and nothing to round
@@ -157,13 +163,6 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
             return x.copy_(y)
         return y
 
-    def _export(self, x: Tensor) -> Tensor:
-        # A trace records sizes of tensors, but not the bytes behind them.
-        traced = torch.jit.is_tracing()
-        if not (self._stored(0).untyped_storage().nbytes() if traced else self.is_initialized):
-            raise StatisticsError(_NO_SCALE)
-        return self._round(x)
-
     def quantize(self, x: Tensor) -> Tensor:
         """Return the integers of x, of the narrowest integer type of torch that holds the grid.
 
@@ -172,7 +171,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         if not self.is_initialized:
             raise StatisticsError(_NO_SCALE)
         scale, zero_point = (value.detach() for value in self._params())
-        return quantize_integers(x.detach(), scale, zero_point, self.grid, self.spec.granularity)
+        return quantize_integers(x.detach(), scale, zero_point, self.grid)
 
     def _take_type(self, x: Tensor) -> None:
         """Restrict scales to numbers of the type of x, as in ONNX models of fp16 or bf16.
@@ -191,7 +190,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         if scale.dtype != work:  # an exporter keeps a cast that changes nothing
             scale = scale.to(work)
         zeros = None if zero_point is None else zero_point.to(work)
-        return quantize_to(x, scale, zeros, self.grid, self.spec.granularity)
+        return quantize_to(x, scale, zeros, self.grid)
 
     def set_qparams(self, scale: Tensor | ArrayLike, zero_point: Tensor | ArrayLike = 0) -> None:
         """Set scale and zero point and switch the observer off; one zero point fits any scale.

@@ -33,10 +33,10 @@ from onnxfq.torch.calls import (
     ASSIGNMENTS,
     OUTPUTS,
     Branch,
+    Call,
     CallPlace,
     Calls,
     Function,
-    Outer,
     change_outputs,
     find_written,
     name_of,
@@ -60,7 +60,7 @@ class CallRecord:
     Attributes:
         places: the places that an edge ran through, the nearest to its node first.
         twins: the same of the nodes that the exporter joins with the node, because they compute the same.
-        counts: calls in one run of the forward at a path, by the function around a call and the function.
+        counts: calls in one run of the forward at a path, by the call around a call and the function.
         seen: all places in the order of the calls.
         held: the name of the parameter that a call reads, by place.
         orders: the same calls in their order, by path: the function, and the ranks of its tensors.
@@ -69,19 +69,21 @@ class CallRecord:
         views: the calls whose results are views, by what they look at.
         written: those of them whose tensor is written over later; a copy in front of one would lose that.
         writers: the calls that write over a tensor.
+        exported: the float ONNX model.
     """
 
     places: dict[Use, tuple[CallPlace, ...]] = field(default_factory=dict)
     twins: dict[Use, list[tuple[CallPlace, ...]]] = field(default_factory=dict)
-    counts: dict[str, dict[tuple[Outer, Function], int]] = field(default_factory=dict)
+    counts: dict[str, dict[tuple[Call | None, Function], int]] = field(default_factory=dict)
     seen: list[CallPlace] = field(default_factory=list)
     held: dict[CallPlace, str] = field(default_factory=dict)
     orders: dict[str, list[tuple[Function, list[int]]]] = field(default_factory=dict)
-    branches: dict[tuple[str, Function | None], Branch] = field(default_factory=dict)
+    branches: dict[tuple[str, Function], Branch] = field(default_factory=dict)
     norms: list[tuple[str, str]] = field(default_factory=list)
     views: dict[StorageWeakRef, set[CallPlace]] = field(default_factory=dict)
     written: set[CallPlace] = field(default_factory=set)
     writers: set[CallPlace] = field(default_factory=set)
+    exported: Model = field(init=False)
 
     def find_views(self, call: CallPlace, read: Any, written: Any, result: Any) -> None:
         """Note a call whose results are views of what it read, or the views that one writes over."""
@@ -117,18 +119,14 @@ class CallRecord:
                     before = {number: number for number in range(first)}
                     self.branches[path, function] = Branch(count, before | behind)
 
-        def renumber(path: str, call: Any) -> Any:
-            function, number, outer = call
-            if outer is not None:
-                return function, number, renumber(path, outer)
-            branch = self.branches.get((path, function))
-            return function, number if branch is None else branch.number(number), None
+        def renumber(path: str, call: Call) -> Call:
+            if call.outer is not None:
+                return call._replace(outer=renumber(path, call.outer))
+            branch = self.branches.get((path, call.function))
+            return call if branch is None else call._replace(number=branch.number(call.number))
 
         def move(place: CallPlace) -> CallPlace:
-            if place.function is None:
-                return place
-            _, number, outer = renumber(place.path, (place.function, place.number, place.outer))
-            return place._replace(number=number, outer=outer)
+            return place if place.call is None else place._replace(call=renumber(place.path, place.call))
 
         self.seen = list(map(move, self.seen))
         self.held = {move(place): name for place, name in self.held.items()}
@@ -150,38 +148,34 @@ class _MarkedCalls(Calls):
 
     plans = True
 
-    def __init__(self, record: CallRecord, path: str, owner: nn.Module, outer: Outer = None) -> None:
+    def __init__(self, record: CallRecord, path: str, owner: nn.Module, outer: Call | None = None) -> None:
         super().__init__(outer)
         self.record, self.path, self.owner = record, path, owner
 
     def counts_calls(self, function: Any) -> bool:
         return name_of(function) not in ("__get__", "__set__", "__delete__")
 
-    def inside(self, function: Any, number: int, args: Any) -> Calls | None:
-        if name_of(function) == "linear" and (args[0].ndim <= 2 or len(args) < 3 or args[2] is None):
+    def inside(self, call: Call, args: Any) -> Calls | None:
+        if name_of(call.function) == "linear" and (args[0].ndim <= 2 or len(args) < 3 or args[2] is None):
             return None  # one node
-        return _MarkedCalls(self.record, self.path, self.owner, (function, number, self.outer))
+        return _MarkedCalls(self.record, self.path, self.owner, call)
 
-    def call(self, function: Any, number: int, args: Any, kwargs: Any, steps: Any = None) -> Any:
+    def run(self, call: Call, args: Any, kwargs: Any, steps: Function | None = None) -> Any:
         if self.outer is None:
             tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
-            self.record.orders[self.path].append((function, [one.ndim for one in tensors]))
-        result = write_over(function, args, kwargs, super().call(function, number, args, kwargs, steps))
+            self.record.orders[self.path].append((call.function, [one.ndim for one in tensors]))
+        result = write_over(call.function, args, kwargs, super().run(call, args, kwargs, steps))
         if not is_exporting():
-            written = find_written(function, args, kwargs)
-            self.record.find_views(self._at(function, number), (args, kwargs), written, result)
+            written = find_written(call.function, args, kwargs)
+            self.record.find_views(CallPlace(self.path, call, 0), (args, kwargs), written, result)
         return result
 
-    def _at(self, function: Any, number: int) -> CallPlace:
-        return CallPlace(self.path, self.outer, function, number, 0)
-
-    def change(self, function: Any, number: int, leaf: int, tensor: Tensor) -> Tensor:
+    def change(self, call: Call, leaf: int, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or self._is_own(tensor):
             return tensor
-        name = name_of(function)
+        name, place = name_of(call.function), CallPlace(self.path, call, 0)
         if (leaf == 0 and name in ASSIGNMENTS) or (leaf > 0 and name == "batch_norm"):
             return tensor
-        place = self._at(function, number)
         if place in self.record.written:
             return tensor
         place = place._replace(leaf=leaf)
@@ -201,10 +195,8 @@ class _MarkedCalls(Calls):
         counts |= {(self.outer, function): count for function, count in self.counts.items()}
 
 
-def record_calls(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[CallRecord, Model]:
-    """Return the calls of a float module on example inputs, and its float ONNX model.
+def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallRecord:
+    """Return the calls of a float module on example inputs, with its float ONNX model.
 
     Axis 0 of the inputs is dynamic if forward takes that. Raises DataError if forward does not take them, and
     ModelError as `export_torch` does.
@@ -213,12 +205,11 @@ def record_calls(
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     record = CallRecord()
     device = tensors[0].device.type if tensors else "cpu"
+    blocks = [_recorded(model, record), evaluation_mode(model), lowered_later(), quiet(), torch.no_grad()]
+    blocks += [torch.autocast(device, enabled=False), warnings.catch_warnings()]
     with contextlib.ExitStack() as stack:
-        for block in (_recorded(model, record), evaluation_mode(model), lowered_later(), quiet()):
+        for block in blocks:
             stack.enter_context(block)
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # the export of the quantized module gives them
         run = _FixedCall(model, leaves, form)
         try:
@@ -250,7 +241,8 @@ def record_calls(
             if own:
                 record.places[Use(node.name, slot)] = own
                 record.twins[Use(node.name, slot)] = list(filter(None, others))
-    return record, load(proto)
+    record.exported = load(proto)
+    return record
 
 
 def _may_fold(node: Any) -> bool | None:
@@ -295,9 +287,8 @@ def _recorded(model: nn.Module, record: CallRecord) -> Iterator[None]:
     changed = []
     try:
         for path, module in model.named_modules():
-            if not isinstance(module, (FakeQuantize, torch.jit.ScriptModule)) and "forward" not in vars(
-                module
-            ):
+            left_out = isinstance(module, (FakeQuantize, torch.jit.ScriptModule)) or "forward" in vars(module)
+            if not left_out:
                 module.__dict__["forward"] = _marking(record, path, module)
                 changed.append(module)
         yield
@@ -315,9 +306,7 @@ def _marking(record: CallRecord, path: str, module: nn.Module) -> Callable[..., 
             result = forward(*args, **kwargs)
         if path:
             return result
-        return change_outputs(
-            result, lambda at, x: record.mark(x, CallPlace("", None, None, 0, f"{OUTPUTS}{at}"))
-        )
+        return change_outputs(result, lambda at, x: record.mark(x, CallPlace("", None, f"{OUTPUTS}{at}")))
 
     return run
 

@@ -41,6 +41,12 @@ class Request:
         return tuple(x for _, x in _flatten(self.arguments.arguments))
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Return what both of torch's exporters take by name."""
+        names = {"input_names": self.input_names, "output_names": self.output_names}
+        return names | {"kwargs": self.arguments.kwargs or None, "opset_version": self.opset}
+
+    @property
     def dynamic_names(self) -> list[str]:
         """Return the inputs with a dynamic batch: all except scalars, which have no axis."""
         pairs = zip(self.input_names, self.inputs, strict=True)

@@ -20,7 +20,7 @@ from onnxfq.torch.module_names import QuantizerHolder, is_leaf
 from onnxfq.torch.module_plan import ModulePlan, plan_by_layers, plan_module
 from onnxfq.torch.placement import check_overrides, find_layers, plan_layers, refuse_rewrites
 from onnxfq.torch.quantizer import FakeQuantize
-from onnxfq.torch.recording import CallRecord, record_calls
+from onnxfq.torch.recording import record_calls
 
 PLAN = "quantization_plan"
 """Attribute of a quantized module with its plan."""
@@ -55,14 +55,13 @@ class Unfinished:
         """
         try:
             named = ((path, type(m).__name__) for path, m in model.named_modules() if is_leaf(m))
-            check_overrides(self.in_nodes, self.layers, {path: (path, {kind}) for path, kind in named})
+            check_overrides(self.in_nodes, self.layers, {path: (path, {kind}) for path, kind in named}, ())
         except RecipeError as error:
             raise RecipeError(f"{error}; to name operations of a forward, give example_inputs") from None
-        insert(model, plan_by_layers(self.by_layers, model), CallRecord(), self.settings, {})
+        insert(model, plan_by_layers(self.by_layers, model), self.settings, {})
         if layer_kind(model) is None:
             swap(model, {})  # the forward that runs with the first batch is known before it is planned
-        waiting = Skipped(name=self.name, kind="node", op_type="forward", why=_WAITS)
-        model.__dict__[PLAN] = self._with_skipped(waiting)
+        model.__dict__[PLAN] = self._without_forward(_WAITS)
         self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
 
     def leave(self) -> None:
@@ -94,28 +93,25 @@ class Unfinished:
         as it was.
         """
         existing = dict(_held(model))
-        planned: ModulePlan = plan_by_layers(self.by_layers, model)
-        record = CallRecord()
         switch_fused(model, fused=True)
         for module in list(model.modules()):
             restore(module)
         try:
-            planned, record = self._plan(model, args, kwargs)
+            planned = self._plan(model, args, kwargs)
         except (DataError, RecipeError):
             if existing:
-                insert(model, planned, record, self.settings, existing)
+                insert(model, plan_by_layers(self.by_layers, model), self.settings, existing)
             raise
-        added = insert(model, planned, record, self.settings, existing)
+        added = insert(model, planned, self.settings, existing)
         model.__dict__[PLAN] = planned.plan
         begin = self.begin or (lambda quantizer: None)
         for quantizer in added:
             begin(quantizer)
 
-    def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[ModulePlan, CallRecord]:
+    def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> ModulePlan:
         try:
-            recorded = record_calls(model, args, kwargs)
-            planned = plan_module(model, self.recipe, self.layers, self.by_layers, recorded)
-            return planned, recorded[0]
+            record = record_calls(model, args, kwargs)
+            return plan_module(model, self.recipe, self.layers, self.by_layers, record)
         except (DataError, RecipeError):
             raise
         except Exception as error:  # tracing runs the user's code, which may raise anything
@@ -124,11 +120,11 @@ class Unfinished:
             if self.strict or not self.by_layers.placements:
                 raise ModelError(f"{self.name}: {text}") from error
             why = f"its operations stay in float, only its layers are quantized: {text}"
-            left = Skipped(name=self.name, kind="node", op_type="forward", why=why)
-            return plan_by_layers(self._with_skipped(left), model), CallRecord()
+            return plan_by_layers(self._without_forward(why), model)
 
-    def _with_skipped(self, one: Skipped) -> Plan:
-        return self.by_layers.model_copy(update={"skipped": (*self.by_layers.skipped, one)})
+    def _without_forward(self, why: str) -> Plan:
+        left = Skipped(name=self.name, kind="node", op_type="forward", why=why)
+        return self.by_layers.model_copy(update={"skipped": (*self.by_layers.skipped, left)})
 
 
 def find_unfinished(model: nn.Module) -> list[Unfinished]:

@@ -24,6 +24,8 @@ import onnxfq.torch.compat.aimet as Q
 from onnxfq import errors
 from onnxfq.torch import compute_encodings, export_torch, kernels
 
+QUANTIZE, QDQ, FLOAT = Q.affine.Quantize, Q.affine.QuantizeDequantize, Q.float.FloatQuantizeDequantize
+GROUPED = Q.affine.GroupedBlockQuantizeDequantize
 VECTORS = json.loads(Path(__file__).with_name("aimet_vectors.json").read_text(encoding="utf-8"))
 
 
@@ -34,7 +36,7 @@ def plain(x):
 
 def ranged(low=-1.0, high=1.0, shape=(), bits=8, symmetric=False, **others):
     """Return a quantizer with a range."""
-    made = Q.affine.QuantizeDequantize(shape, bits, symmetric, **others)
+    made = QDQ(shape, bits, symmetric, **others)
     made.set_range(low, high)
     return made
 
@@ -94,14 +96,14 @@ def test_training_is_aimets():
 def test_states_carry_the_grid():
     """A state brings its own grid; without AIMET's extra state, `min` and `max` are a range by themselves."""
     quantizer = ranged(-2.0, 1.0, (2, 2), 4, False, block_size=(1, 3))
-    other = Q.affine.QuantizeDequantize((2, 2), 8, True)
+    other = QDQ((2, 2), 8, True)
     other.load_state_dict(quantizer.state_dict())
     assert other.get_legacy_encodings() == quantizer.get_legacy_encodings()
     assert (other.bitwidth, other.symmetric, other.block_size) == (4, False, (1, 3))
-    bare = nn.Sequential(Q.affine.QuantizeDequantize((2,), 8, True))
+    bare = nn.Sequential(QDQ((2,), 8, True))
     bare.load_state_dict({"0.min": -torch.ones(2), "0.max": torch.ones(2)})
     assert bare[0].is_initialized() and bare[0].get_scale().tolist() == [torch.tensor(2 / 255).item()] * 2
-    fresh = Q.affine.QuantizeDequantize((2,), 8, True)
+    fresh = QDQ((2,), 8, True)
     bare[0].load_state_dict(fresh.state_dict())
     assert not bare[0].is_initialized()
     bare[0].load_state_dict({"min": -torch.ones(3), "max": torch.ones(3)}, strict=False)
@@ -125,7 +127,7 @@ def test_min_and_max_stay_parameters():
 
 def test_a_range_is_known_once_it_is_set():
     """In place, by assignment, by data or by a state dict, one end after the other; also in copies."""
-    quantizer = Q.affine.QuantizeDequantize((2,), 8, True)
+    quantizer = QDQ((2,), 8, True)
     assert quantizer.get_scale() is quantizer.get_encodings() is quantizer.get_min() is None
     with pytest.raises(RuntimeError, match="has no range yet; run data"):
         quantizer(torch.ones(2))
@@ -163,12 +165,8 @@ def test_calibrating_without_data_keeps_the_range():
 
 def test_grids_have_their_forms():
     """Limits and widths, by position or by name, and setters that keep sign or width."""
-    forms = [
-        Q.affine.Quantize((), -8, 7, True),
-        Q.affine.Quantize((), qmin=-8, qmax=7, symmetric=True),
-        Q.affine.Quantize((), 4, True),
-        Q.affine.Quantize((), bitwidth=4, symmetric=True),
-    ]
+    forms = [QUANTIZE((), -8, 7, True), QUANTIZE((), qmin=-8, qmax=7, symmetric=True)]
+    forms += [QUANTIZE((), 4, True), QUANTIZE((), bitwidth=4, symmetric=True)]
     assert {(q.qmin, q.qmax, q.bitwidth, q.signed, q.symmetric) for q in forms} == {(-8, 7, 4, True, True)}
     quantizer = forms[0]
     quantizer.bitwidth = 5.0
@@ -184,108 +182,58 @@ def test_grids_have_their_forms():
     assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
 
 
-WRONG = {
-    "no grid": (TypeError, "missing", lambda: Q.affine.Quantize((1,))),
-    "no symmetry": (TypeError, "symmetric", lambda: Q.affine.Quantize((1,), -8, 7)),
-    "an unknown name": (TypeError, "foo", lambda: Q.affine.Quantize((1,), 8, True, foo=1)),
-    "swapped limits": (ValueError, "qmin < qmax, found 7 and -8", lambda: Q.affine.Quantize((), 7, -8, True)),
-    "no bits": (ValueError, "from 1 to 32, found 0", lambda: Q.affine.Quantize((), 0, True)),
-    "33 bits": (ValueError, "from 1 to 32, found 33", lambda: Q.affine.Quantize((), 33, True)),
-    "half a bit": (TypeError, "whole number, found 7.5", lambda: Q.affine.Quantize((), 7.5, True)),
-    "a shift": (ValueError, "must be 0 or 0.5", lambda: ranged(zero_point_shift=0.3)),
-    "half a step": (
-        RuntimeError,
-        "no zero_point_shift",
-        lambda: Q.affine.Quantize((), 4, True, None, None, 0.5),
-    ),
-    "no bins": (ValueError, "num_bins", lambda: Q.PercentileEncodingAnalyzer((), num_bins=0)),
-    "49 percent": (
-        ValueError,
-        "50 to 100, found 49",
-        lambda: Q.PercentileEncodingAnalyzer((), percentile=49),
-    ),
-    "growth": (ValueError, "at least 1", lambda: Q.SqnrEncodingAnalyzer((), histogram_growth_limit=0.5)),
-    "another shape": (
-        RuntimeError,
-        r"MinMaxEncodingAnalyzer \[3\] does not fit \[4\]",
+WRONG = [
+    (TypeError, "missing", lambda: QUANTIZE((1,))),
+    (TypeError, "symmetric", lambda: QUANTIZE((1,), -8, 7)),
+    (TypeError, "foo", lambda: QUANTIZE((1,), 8, True, foo=1)),
+    (ValueError, "qmin < qmax, found 7 and -8", lambda: QUANTIZE((), 7, -8, True)),
+    (ValueError, "from 1 to 32, found 0", lambda: QUANTIZE((), 0, True)),
+    (ValueError, "from 1 to 32, found 33", lambda: QUANTIZE((), 33, True)),
+    (TypeError, "whole number, found 7.5", lambda: QUANTIZE((), 7.5, True)),
+    (ValueError, "must be 0 or 0.5", lambda: ranged(zero_point_shift=0.3)),
+    (RuntimeError, "no zero_point_shift", lambda: QUANTIZE((), 4, True, None, None, 0.5)),
+    (ValueError, "num_bins", lambda: Q.PercentileEncodingAnalyzer((), num_bins=0)),
+    (ValueError, "50 to 100, found 49", lambda: Q.PercentileEncodingAnalyzer((), percentile=49)),
+    (ValueError, "at least 1", lambda: Q.SqnrEncodingAnalyzer((), histogram_growth_limit=0.5)),
+    (
+        *(RuntimeError, r"MinMaxEncodingAnalyzer \[3\] does not fit \[4\]"),
         lambda: ranged(shape=(4,), encoding_analyzer=Q.MinMaxEncodingAnalyzer((3,))),
     ),
-    "no analyzer": (RuntimeError, r"str has no update_stats\(\)", lambda: ranged(encoding_analyzer="minmax")),
-    "asymmetric LPBQ": (
-        RuntimeError,
-        "symmetric=False",
-        lambda: Q.affine.GroupedBlockQuantizeDequantize((2,), 4, False, 8),
-    ),
-    "groups": (
-        RuntimeError,
-        r"groups of \[3\] blocks",
-        lambda: Q.affine.GroupedBlockQuantizeDequantize((2,), 4, True, 8, block_grouping=(3,)),
-    ),
-    "narrow products": (
-        RuntimeError,
-        "at least 4, found 3",
-        lambda: Q.affine.GroupedBlockQuantizeDequantize((2,), 4, True, 3),
-    ),
-    "blocks": (RuntimeError, "3 blocks of 2", lambda: ranged(shape=(3,), block_size=(2,))(torch.ones(5))),
-    "no broadcast": (RuntimeError, "do not broadcast", lambda: ranged(shape=(3,))(torch.ones(4))),
-    "a range": (RuntimeError, "must broadcast", lambda: ranged(shape=(3,)).set_range(torch.ones(2), 1.0)),
-    "integers": (RuntimeError, "must be float16", lambda: ranged()(torch.arange(4))),
-    "narrow floats": (
-        RuntimeError,
-        "does not hold the integers 0 to 65535",
+    (RuntimeError, r"str has no update_stats\(\)", lambda: ranged(encoding_analyzer="minmax")),
+    (RuntimeError, "symmetric=False", lambda: GROUPED((2,), 4, False, 8)),
+    (RuntimeError, r"groups of \[3\] blocks", lambda: GROUPED((2,), 4, True, 8, block_grouping=(3,))),
+    (RuntimeError, "at least 4, found 3", lambda: GROUPED((2,), 4, True, 3)),
+    (RuntimeError, "3 blocks of 2", lambda: ranged(shape=(3,), block_size=(2,))(torch.ones(5))),
+    (RuntimeError, "do not broadcast", lambda: ranged(shape=(3,))(torch.ones(4))),
+    (RuntimeError, "must broadcast", lambda: ranged(shape=(3,)).set_range(torch.ones(2), 1.0)),
+    (RuntimeError, "must be float16", lambda: ranged()(torch.arange(4))),
+    (
+        *(RuntimeError, "does not hold the integers 0 to 65535"),
         lambda: Q.affine.quantize(torch.ones(2).half(), torch.ones(()), torch.zeros(()), 16),
     ),
-    "two float forms": (
-        ValueError,
-        "give dtype, or exponent_bits",
-        lambda: Q.float.FloatQuantizeDequantize(4, 3, dtype=torch.float16),
-    ),
-    "no exponent": (ValueError, "1 to 8 exponent", lambda: Q.float.FloatQuantizeDequantize(0, 3)),
-    "float32": (
-        ValueError,
-        "dtype must be one of",
-        lambda: Q.float.FloatQuantizeDequantize(dtype=torch.float32),
-    ),
-    "float64 bits": (ValueError, "1 to 8 exponent", lambda: Q.float.FloatQuantizeDequantize(11, 52)),
-    "another encoding": (
-        RuntimeError,
-        "takes AffineEncoding, found str",
-        lambda: Q.affine.QuantizeDequantize.from_encodings("int8"),
-    ),
-    "entries": (RuntimeError, "takes 1 entries, found 0", lambda: ranged().set_legacy_encodings([])),
-    "a field": (RuntimeError, "needs 'bitwidth'", lambda: ranged().set_legacy_encodings([{"min": 0}])),
-    "a name": (
-        RuntimeError,
-        "no setting 'bit_width'; nearest: bitwidth",
-        lambda: setattr(ranged(), "bit_width", 3),
-    ),
-    "a shape": (
-        RuntimeError,
-        "shape of QuantizeDequantize is read only",
-        lambda: setattr(ranged(), "shape", (2,)),
-    ),
-    "an end": (RuntimeError, r"min has shape \[\]", lambda: setattr(ranged(), "min", torch.ones(2))),
-    "an integer tensor": (
-        RuntimeError,
-        "must be of a float type",
-        lambda: Q.QuantizedTensor(torch.arange(3)),
-    ),
-    "no encoding": (RuntimeError, "has no encoding", lambda: Q.QuantizedTensor(torch.ones(3)).dequantize()),
-    "a layer": (RuntimeError, "Mine has no quantized form", lambda: Q.QuantizationMixin.from_module(Mine())),
-}
+    (ValueError, "give dtype, or exponent_bits", lambda: FLOAT(4, 3, dtype=torch.float16)),
+    (ValueError, "1 to 8 exponent", lambda: FLOAT(0, 3)),
+    (ValueError, "dtype must be one of", lambda: FLOAT(dtype=torch.float32)),
+    (ValueError, "1 to 8 exponent", lambda: FLOAT(11, 52)),
+    (RuntimeError, "takes AffineEncoding, found str", lambda: QDQ.from_encodings("int8")),
+    (RuntimeError, "takes 1 entries, found 0", lambda: ranged().set_legacy_encodings([])),
+    (RuntimeError, "needs 'bitwidth'", lambda: ranged().set_legacy_encodings([{"min": 0}])),
+    (RuntimeError, "no setting 'bit_width'; nearest: bitwidth", lambda: setattr(ranged(), "bit_width", 3)),
+    (RuntimeError, "shape of QuantizeDequantize is read only", lambda: setattr(ranged(), "shape", (2,))),
+    (RuntimeError, r"min has shape \[\]", lambda: setattr(ranged(), "min", torch.ones(2))),
+    (RuntimeError, "must be of a float type", lambda: Q.QuantizedTensor(torch.arange(3))),
+    (RuntimeError, "has no encoding", lambda: Q.QuantizedTensor(torch.ones(3)).dequantize()),
+    (RuntimeError, "Mine has no quantized form", lambda: Q.QuantizationMixin.from_module(Mine(3, 2))),
+]
 
 
 class Mine(nn.Linear):
     """A layer that is not known."""
 
-    def __init__(self):
-        super().__init__(3, 2)
 
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments_are_one_line(name):
+@pytest.mark.parametrize(("kind", "text", "call"), WRONG)
+def test_wrong_arguments_are_one_line(kind, text, call):
     """The error is one of onnxfq's, in one line, and the one that AIMET raises."""
-    kind, text, call = WRONG[name]
     with pytest.raises(kind, match=text) as caught:
         call()
     assert isinstance(caught.value, errors.OnnxfqError)
@@ -301,12 +249,9 @@ def calls():
     analyzer.update_stats(x)
     encoding = quantizer.get_encodings()
     return {
-        "QuantizeDequantize": (Q.affine.QuantizeDequantize, ((2,), 8, True, None, None, 0.0)),
-        "Grouped": (Q.affine.GroupedBlockQuantizeDequantize, ((2, 2), 4, True, 8, None, (1, 1), (1, 2))),
-        "FloatQuantizeDequantize": (
-            Q.float.FloatQuantizeDequantize,
-            (4, 3, None, None, None, (), None, None),
-        ),
+        "QuantizeDequantize": (QDQ, ((2,), 8, True, None, None, 0.0)),
+        "Grouped": (GROUPED, ((2, 2), 4, True, 8, None, (1, 1), (1, 2))),
+        "FloatQuantizeDequantize": (FLOAT, (4, 3, None, None, None, (), None, None)),
         "forward": (quantizer, (x,)),
         "set_range": (quantizer.set_range, (-1.0, 1.0)),
         "get_scale": (quantizer.get_scale, (torch.float32,)),
@@ -364,7 +309,7 @@ class Halved(Q.EncodingAnalyzer):
 
 def test_an_own_analyzer_works_by_its_methods():
     """A subclass of EncodingAnalyzer computes what its methods say; one without them cannot be made."""
-    quantizer = Q.affine.QuantizeDequantize((), 8, False, Halved())
+    quantizer = QDQ((), 8, False, Halved())
     with quantizer.compute_encodings():
         inside = quantizer(torch.tensor([-4.0, 1.0]))
     assert (quantizer.min.item(), quantizer.max.item()) == (-2.0, 2.0)
@@ -379,12 +324,8 @@ def test_an_own_analyzer_works_by_its_methods():
 
 def test_analyzers_work_alone():
     """update_stats, compute_encodings, compute_dynamic_encodings and reset_stats; no data is an error."""
-    for analyzer in (
-        Q.MinMaxEncodingAnalyzer(()),
-        Q.PercentileEncodingAnalyzer((), 16),
-        Q.SqnrEncodingAnalyzer((), 16),
-        Q.TfEnhancedEncodingAnalyzer(()),
-    ):
+    alone = Q.MinMaxEncodingAnalyzer(()), Q.TfEnhancedEncodingAnalyzer(())
+    for analyzer in (*alone, Q.PercentileEncodingAnalyzer((), 16), Q.SqnrEncodingAnalyzer((), 16)):
         with pytest.raises(RuntimeError, match="saw no data"):
             analyzer.compute_encodings(255, False)
         x = torch.linspace(-1, 3, 50)
@@ -418,7 +359,7 @@ def test_histograms_of_later_channels_are_their_own():
 
 def test_bad_data_is_named():
     """A range with infinities or numbers near the largest float warns; a histogram needs a finite value."""
-    quantizer = Q.affine.QuantizeDequantize((), 8, True)
+    quantizer = QDQ((), 8, True)
     with pytest.warns(UserWarning, match="Extreme values"), quantizer.compute_encodings():
         quantizer(torch.tensor([3.4e38, 0.0]))
     with pytest.warns(UserWarning, match="Infinite or NaN"), quantizer.compute_encodings():
@@ -429,7 +370,7 @@ def test_bad_data_is_named():
 
 def test_quantize_has_a_gradient():
     """The integers pass gradients to x, min and max, where AIMET's formula says so."""
-    quantizer = Q.affine.Quantize((), -8, 7, True)
+    quantizer = QUANTIZE((), -8, 7, True)
     quantizer.set_range(-8.0, 7.0)
     x = torch.tensor([-20.0, 0.3, 20.0], requires_grad=True)
     quantizer(x).sum().backward()
@@ -445,9 +386,8 @@ def test_the_kernel_has_the_bits_of_torchs_operations(shape, shift, monkeypatch)
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
     def run():
-        tensors = [
-            one.clone().requires_grad_() for one in (x, torch.full(shape, 0.02), torch.full(shape, -9.0))
-        ]
+        given = x, torch.full(shape, 0.02), torch.full(shape, -9.0)
+        tensors = [one.clone().requires_grad_() for one in given]
         y = Q.quantize_dequantize(*tensors, 8, True, zero_point_shift=shift, **blocks)
         return [y, *torch.autograd.grad(y, tensors, x)]
 
@@ -475,15 +415,8 @@ def test_tensors_carry_their_encoding():
     assert isinstance(y, Q.DequantizedTensor)
     assert type(y.quantize()) is Q.QuantizedTensor and y.quantized_repr().dtype == torch.uint8
     assert torch.equal(plain(y.quantize().dequantize()), plain(y))
-    for kept in (
-        y.half(),
-        y.clone(),
-        y.reshape(-1),
-        y[0],
-        y.T,
-        copy.deepcopy(y),
-        pickle.loads(pickle.dumps(y)),
-    ):
+    copies = copy.deepcopy(y), pickle.loads(pickle.dumps(y))
+    for kept in (y.half(), y.clone(), y.reshape(-1), y[0], y.T, *copies):
         assert type(kept) is Q.DequantizedTensor and kept.encoding is not None
         assert torch.equal(kept.encoding.scale, y.encoding.scale)
     assert y.half().dequantize().dtype == torch.float16
@@ -518,12 +451,12 @@ def test_encodings_have_all_properties():
     assert same.quantize_dequantize(x).tolist() == [[0.5, -3.0], [1.0, 9.0]]
     made = Q.affine.QuantizeDequantize.from_encodings(encoding)
     assert torch.equal(made.get_scale(), scale) and made.get_scale(torch.float16).dtype == torch.float16
-    again = Q.affine.QuantizeDequantize((2, 1), 4, False)
+    again = QDQ((2, 1), 4, False)
     again.set_legacy_encodings(made.get_legacy_encodings())
     assert torch.equal(plain(again(x)), plain(made(x))) and again.symmetric
     for quantizer in (
-        Q.float.FloatQuantizeDequantize(dtype=torch.float8_e4m3fn),
-        Q.affine.GroupedBlockQuantizeDequantize((2, 2), 4, True, 8, block_size=(1, 1), block_grouping=(1, 2)),
+        FLOAT(dtype=torch.float8_e4m3fn),
+        GROUPED((2, 2), 4, True, 8, block_size=(1, 1), block_grouping=(1, 2)),
     ):
         with quantizer.compute_encodings():
             quantizer(x)
@@ -539,7 +472,7 @@ def test_missing_names_are_listed():
     table = page.split("Missing, each with what takes its place:")[1].split("AIMET's own tests")[0]
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     listed = {name for row in rows for name in re.findall("`([^`]+)`", row)}
-    affine, float8 = ranged(), Q.float.FloatQuantizeDequantize(dtype=torch.float8_e5m2)
+    affine, float8 = ranged(), FLOAT(dtype=torch.float8_e5m2)
     made = (affine.get_encodings(), float8.get_encodings(), float8, affine)
     missing = {name for name in VECTORS["layers"] if not hasattr(Q.nn, name)} - {"QuantizedTensor"}
     missing |= {name for name in VECTORS["mixin"] if not hasattr(Q.nn.QuantizedLinear(1, 1), name)}
@@ -555,17 +488,16 @@ def test_missing_names_are_listed():
     assert missing == listed
 
 
-def test_the_documents_examples_run():
-    """Both examples of AIMET's page: calibration, and parameters assigned by hand."""
-    qdq = Q.affine.QuantizeDequantize(shape=(5, 2), bitwidth=8, symmetric=False, block_size=(1, 5))
+def test_the_documents_example_runs():
+    """The example of AIMET's page with parameters assigned by hand; the other one is the first case."""
+    qdq = QDQ(shape=(5, 2), bitwidth=8, symmetric=False, block_size=(1, 5))
     assert not qdq.is_initialized()
-    qdq.min = torch.nn.Parameter(-torch.ones_like(qdq.min))
-    qdq.max = torch.nn.Parameter(torch.ones_like(qdq.max))
+    qdq.min, qdq.max = nn.Parameter(-torch.ones_like(qdq.min)), nn.Parameter(torch.ones_like(qdq.max))
     assert qdq.is_initialized()
     y = qdq(torch.randn(5, 10) * 3)
     assert isinstance(y, Q.DequantizedTensor) and "grad_fn=<AliasBackward0>" in repr(y)
     assert {round(float(plain(y).min()), 4), round(float(plain(y).max()), 4)} == {-0.9961, 1.0039}
-    assert list(inspect.signature(Q.float.FloatQuantizeDequantize).parameters)[4] == "dtype"
+    assert list(inspect.signature(FLOAT).parameters)[4] == "dtype"
 
 
 @Q.QuantizationMixin.implements(nn.Bilinear)
@@ -593,14 +525,13 @@ def test_quantized_modules():
     assert type(made) is Q.nn.QuantizedLinear and made.weight is layer.weight
     x = torch.randn(5, 4)
     assert torch.equal(made(x), layer(x))
-    made.param_quantizers["weight"] = Q.affine.QuantizeDequantize((3, 1), 4, True)
+    made.param_quantizers["weight"] = QDQ((3, 1), 4, True)
     made.input_quantizers[0] = ranged(-2.0, 2.0)
     made.output_quantizers[0] = ranged(-4.0, 4.0, bits=16)
     weight = made.param_quantizers["weight"]
     y = made(x)
-    expected = nn.functional.linear(
-        plain(made.input_quantizers[0](x)), plain(weight(layer.weight)), layer.bias
-    )
+    given = plain(made.input_quantizers[0](x)), plain(weight(layer.weight))
+    expected = nn.functional.linear(*given, layer.bias)
     assert torch.equal(plain(y), plain(made.output_quantizers[0](expected)))
     assert isinstance(y, Q.DequantizedTensor) and made.weight is layer.weight
     y.sum().backward()
@@ -628,7 +559,7 @@ def test_modules_export():
     found = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
     # A sum that lies between two steps may round to either; none does here.
     assert np.allclose(found, plain(made(x)).numpy(), atol=1e-6)
-    unset = nn.Sequential(Q.affine.QuantizeDequantize((), 8, True))
+    unset = nn.Sequential(QDQ((), 8, True))
     with pytest.raises(errors.StatisticsError, match="quantizer '0': it has no range yet"):
         export_torch(unset, (x,))
     with pytest.raises(errors.SpecError, match="Quantize alone cannot be exported"):
@@ -647,9 +578,8 @@ def test_habits_of_torch():
     assert torch.equal(plain(torch.optim.swa_utils.AveragedModel(made)(x)), expected)
     quantizer = ranged()
     halved = {"min": torch.tensor(-0.5), "max": torch.tensor(0.5)}
-    assert torch.func.functional_call(quantizer, halved, (x * 9,)).max().item() == pytest.approx(
-        0.5, abs=0.01
-    )
+    largest = torch.func.functional_call(quantizer, halved, (x * 9,)).max().item()
+    assert largest == pytest.approx(0.5, abs=0.01)
     replica = quantizer._replicate_for_data_parallel()
     replica.min, replica.max = quantizer.min * 1, quantizer.max * 1
     assert torch.equal(plain(replica(x)), plain(quantizer(x)))
@@ -679,7 +609,7 @@ def test_compiled_quantizers_are_the_same():
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_a_product_with_a_number_keeps_its_encoding(symmetric):
     """As in AIMET, values times a number are on the grid whose scale is scaled; a sign mirrors the offset."""
-    quantizer = Q.QuantizeDequantize((), 8, symmetric)
+    quantizer = QDQ((), 8, symmetric)
     quantizer.set_range(-1.0, 2.0)
     with torch.no_grad():
         values = quantizer(torch.linspace(-1.5, 2.5, 41))
@@ -691,10 +621,46 @@ def test_a_product_with_a_number_keeps_its_encoding(symmetric):
             continue
         assert torch.equal(made.encoding.scale, scale / 2 if factor < 0 else scale * factor)
         torch.testing.assert_close(plain(made.quantize().dequantize()), plain(values) * factor)
-    for made in (
-        values * 0,
-        values * torch.tensor(2.0),
-        values + 1,
-        torch.div(values, 2, rounding_mode="floor"),
-    ):
+    floored = torch.div(values, 2, rounding_mode="floor")
+    for made in (values * 0, values * torch.tensor(2.0), values + 1, floored):
         assert type(made) is torch.Tensor
+
+
+BLOCKS = [
+    ((4,), (3,), (12,)),
+    ((5, 2), (1, 5), (5, 10)),
+    ((1, 2), (-1, 4), (3, 8)),
+    ((2, 1, 2), (2, 3, 4), (4, 3, 8)),
+    ((4, 2, 1, 1), (1, 2, 3, 3), (4, 4, 3, 3)),
+    ((4, 2, 1, 1), (1, 2, -1, -1), (4, 4, 3, 3)),
+    ((2, 2, 1, 2), (-1, -1, -1, -1), (4, 4, 3, 6)),
+]
+"""Shape of min and max, block sizes, and shape of the input."""
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("shape", "sizes", "input_shape"), BLOCKS)
+def test_blocks_of_any_rank(shape, sizes, input_shape, symmetric, bits):
+    """Element j has the scale and offset of block i_d = floor(j_d / B_d); -1 is what fits."""
+    x = torch.randn(input_shape, generator=torch.Generator().manual_seed(0))
+    quantizer = QDQ(shape, bits, symmetric, block_size=sizes)
+    with quantizer.compute_encodings():
+        quantizer(x)
+    scale, offset = (end.detach().numpy() for end in (quantizer.get_scale(), quantizer.get_offset()))
+    values, wanted = x.numpy(), np.empty(input_shape, np.float32)
+    full = [n // m if size == -1 else size for n, m, size in zip(input_shape, shape, sizes, strict=True)]
+    for j in np.ndindex(*input_shape):
+        i = tuple(at // size for at, size in zip(j, full, strict=True))
+        integer = np.clip(np.rint(values[j] / scale[i]) - offset[i], quantizer.qmin, quantizer.qmax)
+        wanted[j] = (integer + offset[i]) * scale[i]
+    found = plain(quantizer(x).dequantize()).numpy()
+    assert np.array_equal(found, wanted)
+    for block in np.ndindex(*shape):  # min and max are the least grid that holds the block and 0
+        part = values[tuple(slice(i * size, (i + 1) * size) for i, size in zip(block, full, strict=True))]
+        low, high = min(part.min(), 0), max(part.max(), 0)
+        if symmetric:
+            step = max(low / quantizer.qmin, high / quantizer.qmax)
+            low, high = step * quantizer.qmin, step * quantizer.qmax
+        ends = [float(end.detach()[block]) for end in (quantizer.min, quantizer.max)]
+        assert ends == pytest.approx([low, high], rel=1e-6)  # float32

@@ -40,19 +40,6 @@ def test_the_notebook_prints_the_guides_errors(tmp_path, monkeypatch, capsys):
     assert f"| 4.747505 | {found:.6f}, from the tensor as printed" in page
 
 
-def test_the_figure_has_four_maps():
-    """Original, integers, values and error, as pictures of the arrays."""
-    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
-    made = onnxfq.quantize_array(x)
-    back = onnxfq.dequantize_array(*made)
-    figure = onnxfq.plot_quantization_errors(x, made.values, back)
-    maps = [axes.images[0].get_array() for axes in figure.axes if axes.get_title()]
-    for found, expected in zip(maps, (x, made.values, back, np.abs(x - back)), strict=True):
-        assert np.allclose(found, expected, rtol=0, atol=1e-7)  # float64 of the same numbers
-    with pytest.raises(errors.SpecError, match="must have one shape"):
-        onnxfq.plot_quantization_errors(x, made.values[:2], back)
-
-
 @pytest.mark.grid
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 @pytest.mark.parametrize("axis", [None, 0, -1])
@@ -88,10 +75,20 @@ def test_given_parameters_and_errors():
         onnxfq.quantize_array(x, 0.0)
 
 
-def test_the_error_is_numpys():
-    """Mean squared error and SQNR by their formulas; shapes must agree."""
+def test_the_error_and_its_figure():
+    """Mean squared error and SQNR by their formulas; original, integers, values and error as pictures.
+
+    Shapes must agree.
+    """
     x = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
-    back = onnxfq.dequantize_array(*onnxfq.quantize_array(x, symmetric=True))
+    made = onnxfq.quantize_array(x, symmetric=True)
+    back = onnxfq.dequantize_array(*made)
+    figure = onnxfq.plot_quantization_errors(x, made.values, back)
+    maps = [axes.images[0].get_array() for axes in figure.axes if axes.get_title()]
+    for shown, expected in zip(maps, (x, made.values, back, np.abs(x - back)), strict=True):
+        assert np.allclose(shown, expected, rtol=0, atol=1e-7)  # float64 of the same numbers
+    with pytest.raises(errors.SpecError, match="must have one shape"):
+        onnxfq.plot_quantization_errors(x, made.values[:2], back)
     found = onnxfq.quantization_noise(x, back)
     noise = np.mean((x.astype(np.float64) - back) ** 2)
     assert found.mse == pytest.approx(noise, rel=1e-12)  # the order of a float64 sum

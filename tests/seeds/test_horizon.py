@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
@@ -10,6 +13,7 @@ pytest.importorskip("onnxscript")
 import torch  # noqa: E402  only once it is known to be there
 from torch.ao import quantization as peers
 
+import onnxfq
 from onnxfq import errors, load_recipe
 from onnxfq.torch import compute_encodings, quantize_module, quantizers
 from onnxfq.torch.compat.horizon import FakeQuantize
@@ -23,12 +27,8 @@ def batches(count=4):
 
 def test_the_formula_is_horizons():
     """clamp(floor(x / scale + 0.5), quant_min, quant_max) * scale, with the scale of torch.ao's observer."""
-    ours, peer = (
-        FakeQuantize(),
-        peers.MovingAverageMinMaxObserver(
-            dtype=torch.qint8, qscheme=torch.per_tensor_symmetric, quant_min=-128, quant_max=127
-        ),
-    )
+    ours, limits = FakeQuantize(), {"dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
+    peer = peers.MovingAverageMinMaxObserver(qscheme=torch.per_tensor_symmetric, **limits)
     for x in batches():
         y = ours(x)
         peer(x)
@@ -38,7 +38,10 @@ def test_the_formula_is_horizons():
 
 
 def test_settings_are_readable():
-    """quant_min, quant_max, dtype, qscheme and ch_axis equal torch.ao's."""
+    """quant_min, quant_max, dtype, qscheme and ch_axis equal torch.ao's; factories make modules with them."""
+    factory = FakeQuantize.with_args(averaging_constant=0.1).with_args(dtype="qint16")
+    first, second = factory(), factory()
+    assert first is not second and first.quant_max == 32767
     ours = FakeQuantize(dtype="qint16", averaging_constant=0.5)
     assert (ours.quant_min, ours.quant_max, ours.ch_axis) == (-32768, 32767, -1)
     assert ours.qscheme == torch.per_tensor_symmetric and FakeQuantize().dtype == torch.qint8
@@ -115,13 +118,6 @@ def test_in_place_writes_over_the_input():
     assert torch.equal(x, expected)
 
 
-def test_factories_make_different_instances():
-    """with_args of the document."""
-    factory = FakeQuantize.with_args(averaging_constant=0.1).with_args(dtype="qint16")
-    first, second = factory(), factory()
-    assert first is not second and first.quant_max == 32767
-
-
 def test_quantize_module_takes_moving_average_rounding_and_rule():
     """Scales of activations follow the data in training, by torch.ao's rule, with Horizon's rounding."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -187,12 +183,6 @@ def test_wrong_settings_leave_the_module_alone():
 
 def test_rounding_and_arithmetic_of_recipes(tmp_path):
     """A recipe's simulation rounds in fake-quant models and modules; a Q/DQ model refuses it."""
-    import numpy as np
-    import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
-
-    import onnxfq
-
     weight = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 4]), ("y", [2, 3]))]
@@ -210,12 +200,9 @@ def test_rounding_and_arithmetic_of_recipes(tmp_path):
     found = onnxruntime.InferenceSession(made.SerializeToString(), options).run(None, {"x": x})[0]
     sides = []
     for values, name in ((x, "x"), (weight, "w")):
-        one = encodings[name]
-        sides.append(
-            onnxfq.fake_quantize(
-                values, one.scale, qtype=one.spec.qtype, axis=one.spec.granularity.axis, **modes
-            )
-        )
+        spec = encodings[name].spec
+        given = {"qtype": spec.qtype, "axis": spec.granularity.axis, **modes}
+        sides.append(onnxfq.fake_quantize(values, encodings[name].scale, **given))
     assert np.allclose(found, sides[0] @ sides[1], rtol=0, atol=1e-6)  # the order of sums
     layer = nn.Linear(4, 3, bias=False)
     layer.weight.data = torch.from_numpy(weight.T.copy())
@@ -288,3 +275,31 @@ def test_state_dicts_have_torchs_keys(axis):
     peer.load_state_dict({key: value for key, value in state.items() if key != "format"})
     with pytest.raises(errors.SpecError, match="has 65535 steps.*give 255.0"):
         FakeQuantize(dtype="qint16", **keywords).load_state_dict(theirs)
+
+
+SCALES = [
+    (0.05, None),
+    (0.05, 0),
+    (1, None),
+    ([0.05], None),
+    ([0.05], [0]),
+    (np.float32(0.05), None),
+    (torch.tensor(0.05), None),
+    (torch.tensor([0.05]), torch.tensor([0])),
+    ([0.1, 0.2, 0.3, 0.4], None),
+    (torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.zeros(4, dtype=torch.int32)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "low", "high"), [("qint8", -128, 127), ("qint16", -32768, 32767)])
+@pytest.mark.parametrize(("scale", "zero_point"), SCALES, ids=str)
+def test_scales_are_given_in_any_form(scale, zero_point, dtype, low, high):
+    """clamp(floor(x / scale + 0.5), low, high) * scale, for numbers, sequences and tensors."""
+    channels = np.asarray(scale).size > 1
+    quantizer = FakeQuantize(dtype=dtype, **({"ch_axis": 0} if channels else {})).eval()
+    quantizer.set_qparams(scale, zero_point)
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) * 20
+    given = np.asarray(scale, np.float32).reshape(-1, 1) if channels else np.float32(np.asarray(scale).item())
+    integers = np.clip(np.floor(x.numpy() / given + np.float32(0.5)), low, high)
+    # 0 has no sign after an addition
+    assert np.array_equal(quantizer(x).numpy(), integers * given + np.float32(0))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 import runpy
 from pathlib import Path
 
@@ -15,6 +12,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # only once it is known to be there
+from quantized_modules import normal
 from torch.profiler import ProfilerActivity, profile
 
 from onnxfq import errors
@@ -30,11 +28,6 @@ def formula(x, amax, bits=8, low=None):
     top = 2 ** (bits - 1) - 1
     factor = torch.full_like(amax, top) / amax
     return (x * factor).round().clamp(-top if low is None else low, top) / factor
-
-
-def normal(*shape, seed=0):
-    """Return normal numbers."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 11, 16])
@@ -107,10 +100,8 @@ def test_float8_and_affine():
 def test_learned_ends_clip_first():
     """Ends are parameters that begin at amax or 1, with the gradients of torch.clamp's ends."""
     quantizer = TensorQuantizer(QuantDescriptor(amax=1.0, learn_amax=True))
-    assert [name for name, _ in quantizer.named_parameters()] == [
-        "clip.clip_value_min",
-        "clip.clip_value_max",
-    ]
+    names = [name for name, _ in quantizer.named_parameters()]
+    assert names == ["clip.clip_value_min", "clip.clip_value_max"]
     assert quantizer(torch.tensor([-3.0, 3.0])).tolist() == [-1, 1]
     assert TensorQuantizer(QuantDescriptor(learn_amax=True)).clip.clip_value_max.item() == 1
     x = normal(100).requires_grad_()
@@ -127,9 +118,8 @@ def test_learned_ends_clip_first():
     quantizer.init_learn_amax()
     assert [p.item() for p in quantizer.parameters()] == [-5, 5]
     quantizer.clip.clip_value_max.data.fill_(1.0)  # amax is the larger end
-    assert torch.equal(
-        quantizer(torch.tensor([-4.0, 4.0])), formula(torch.tensor([-4.0, 1.0]), torch.tensor(5.0))
-    )
+    clipped = formula(torch.tensor([-4.0, 1.0]), torch.tensor(5.0))
+    assert torch.equal(quantizer(torch.tensor([-4.0, 4.0])), clipped)
     quantizer.disable_clip()
     assert not any(p.requires_grad for p in quantizer.parameters())
 
@@ -156,14 +146,6 @@ def test_settings_act():
     for name in ("axis", "nbits", "fake_quant"):
         with pytest.raises(errors.SpecError, match=name):
             setattr(quantizer, name, 1)
-
-
-def test_the_line_that_print_shows():
-    """What print shows has bits, axis and amax."""
-    quantizer = TensorQuantizer(QuantDescriptor(num_bits=4, axis=0))
-    assert quantizer.extra_repr().startswith("4bit fake axis=0 amax=dynamic")
-    quantizer.amax = np.array([[1.5], [2]], dtype=np.float32)
-    assert "amax=[1.5000, 2.0000](2)" in repr(quantizer)
 
 
 @pytest.mark.parametrize(
@@ -211,15 +193,9 @@ def test_wrong_arguments_are_one_line(kind, make):
     "settings",
     [
         {},
-        {"num_bits": (4, 3), "name": "x", "axis": None},
+        {"num_bits": (4, 3), "name": "x", "axis": None, "fake_quant": False},
         {"num_bits": 4, "axis": (0, 2), "amax": [1.5, 2.25], "unsigned": True, "narrow_range": True},
-        {
-            "amax": 0.1,
-            "learn_amax": True,
-            "calib_method": "histogram",
-            "scale_amax": 0.5,
-            "fake_quant": False,
-        },
+        {"amax": 0.1, "learn_amax": True, "calib_method": "histogram", "scale_amax": 0.5},
     ],
 )
 def test_descriptors_as_dictionary_and_yaml(settings):
@@ -231,27 +207,16 @@ def test_descriptors_as_dictionary_and_yaml(settings):
     assert (made == QuantDescriptor()) == (not settings)
 
 
-def test_descriptors_are_printed_as_the_originals():
-    """The texts are those of the original's `__str__`."""
+def test_the_lines_that_print_shows():
+    """Descriptors have the texts of the original's `__str__`, quantizers bits, axis and amax."""
+    quantizer = TensorQuantizer(QuantDescriptor(num_bits=4, axis=0))
+    assert quantizer.extra_repr().startswith("4bit fake axis=0 amax=dynamic")
+    quantizer.amax = np.array([[1.5], [2]], dtype=np.float32)
+    assert "amax=[1.5000, 2.0000](2)" in repr(quantizer)
     made = QuantDescriptor(num_bits=4, fake_quant=False, axis=(0), unsigned=True)
     assert str(made) == "QuantDescriptor(unsigned 4bit real axis=0)"
     assert str(QuantDescriptor(name="a", amax=1.5)) == "a: (8bit fake axis= per-tensor amax=1.5 full_range)"
     assert str(QuantDescriptor(learn_amax=True)) == "QuantDescriptor(8bit fake axis= per-tensor learn_amax)"
-
-
-def test_states_load_both_ways():
-    """A calibrated state makes the buffers of a new quantizer; keys are the original's; files keep all."""
-    made = TensorQuantizer(QuantDescriptor(axis=0))
-    made.amax, made.pre_quant_scale = np.array([[1.0], [2.0]], dtype=np.float32), 3.0
-    assert list(made.state_dict()) == ["_amax", "_pre_quant_scale"]
-    file = io.BytesIO()
-    torch.save(made.state_dict(), file)
-    file.seek(0)
-    other = TensorQuantizer(QuantDescriptor(axis=0))
-    other.load_state_dict(torch.load(file, weights_only=True))
-    x = normal(2, 9)
-    for twin in (other, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert type(twin) is TensorQuantizer and torch.equal(twin(x), made(x))
 
 
 def test_states_without_a_range_are_refused():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
 import io
 import pickle
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,21 +17,18 @@ pytest.importorskip("onnxscript")
 
 import onnx  # only once it is known to be there
 import torch
-from quantized_modules import run
+from quantized_modules import normal, run
 from torch.nn.utils.rnn import pack_sequence
 
 from onnxfq import errors
 from onnxfq.torch import export_torch
 from onnxfq.torch.compat import nvidia
-from onnxfq.torch.compat.nvidia import QuantDescriptor, TensorQuantizer
+from onnxfq.torch.compat.nvidia import QuantDescriptor, TensorQuantizer, quant_modules
+from onnxfq.torch.compat.nvidia.nn.modules import _utils as utils
 from onnxfq.torch.compat.nvidia.tensor_quant import fake_tensor_quant
 
 HERE = "onnxfq.torch.compat.nvidia"
-
-
-def normal(*shape, seed=0):
-    """Return normal numbers."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
 
 
 def on_grid(x, axis=None):
@@ -44,14 +42,17 @@ def quantizers(model):
     return [module for module in model.modules() if isinstance(module, TensorQuantizer)]
 
 
-def calibrate(model, x):
-    """Give every quantizer its amax, by the loop of the original's users."""
+@torch.no_grad()
+def calibrate(model, x, **settings):
+    """Give every quantizer its amax, by the loop of the original's users; `settings` are of histograms."""
     for quantizer in quantizers(model):
         quantizer.disable_quant()
         quantizer.enable_calib()
     model(x)
     for quantizer in quantizers(model):
-        quantizer.load_calib_amax()
+        largest = isinstance(quantizer._calibrator, nvidia.MaxCalibrator)
+        quantizer.load_calib_amax(strict=False, **({} if largest else settings))
+        quantizer._amax = quantizer._amax.to("cpu")
         quantizer.disable_calib()
         quantizer.enable_quant()
     return model
@@ -74,19 +75,32 @@ LAYERS = [
 
 @pytest.mark.parametrize(("name", "arguments", "shape"), LAYERS)
 def test_layers_quantize_input_and_weight(name, arguments, shape):
-    """A quantized layer is the float layer on quantized input and weight, and starts as it."""
-    layer = getattr(nvidia, f"Quant{name}")(*arguments)
-    torch.manual_seed(0)
-    plain = getattr(nn, name)(*arguments)
+    """A quantized layer is the float layer on quantized input and weight, and starts as it.
+
+    So is one by the detour of many repositories: a new object, attributes of a float one, then quantizers.
+    """
+    made = []
+    for kind in (getattr(nvidia, f"Quant{name}"), getattr(nn, name)):
+        torch.manual_seed(0)
+        made.append(kind(*arguments))
+    (layer, plain), x = made, normal(*shape)
     assert isinstance(layer, getattr(nn, name)) and type(layer).__name__ == f"Quant{name}"
+    assert getattr(nvidia.nn, f"Quant{name}") is type(layer)
     own = {key: value for key, value in layer.state_dict().items()}
     assert own.keys() == plain.state_dict().keys()
     assert all(torch.equal(value, plain.state_dict()[key]) for key, value in own.items())
-    if name.startswith(("Linear", "Conv")):
+    other = type(layer).__new__(type(layer))
+    for key, value in vars(plain).items():
+        setattr(other, key, value)
+    has_weight = name.startswith(("Linear", "Conv"))
+    assert has_weight == isinstance(other, utils.QuantMixin) != isinstance(other, utils.QuantInputMixin)
+    given = utils.pop_quant_desc_in_kwargs(type(layer), input_only=not has_weight)
+    other.init_quantizer(*given) if has_weight else other.init_quantizer(given)
+    other._input_quantizer._calibrator._torch_hist = True
+    assert torch.equal(other(x), layer(x)) and not torch.equal(other(x), plain(x))
+    if has_weight:
         plain.weight.data = on_grid(plain.weight.data, 1 if "Transpose" in name else 0)
-    x = normal(*shape)
     assert torch.equal(layer(x), plain(on_grid(x)))
-    assert getattr(nvidia.nn, f"Quant{name}") is type(layer)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +149,15 @@ def test_calibrated_states_and_whole_modules_are_saved(name):
     made, new = (getattr(nvidia, name)(*arguments) for _ in range(2))
     x = normal(*shape)
     calibrate(made, x)
-    assert {"_input_quantizer._amax", "_weight_quantizer._amax"} < set(made.state_dict())
-    new.load_state_dict(made.state_dict())
-    file = io.BytesIO()
-    torch.save(made, file)
-    file.seek(0)
-    read = torch.load(file, weights_only=False)
+    made._input_quantizer.pre_quant_scale = 3.0
+    keys = {f"_{kind}_quantizer._amax" for kind in ("input", "weight")}
+    assert keys | {"_input_quantizer._pre_quant_scale"} < set(made.state_dict())
+    files = io.BytesIO(), io.BytesIO()
+    for file, content in zip(files, (made.state_dict(), made), strict=True):
+        torch.save(content, file)
+        file.seek(0)
+    new.load_state_dict(torch.load(files[0], weights_only=True))
+    read = torch.load(files[1], weights_only=False)
     first = lambda y: y[0] if isinstance(y, tuple) else y  # noqa: E731  the cell returns two
     for twin in (new, read, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert type(twin) is getattr(nvidia, name) and torch.equal(first(twin(x)), first(made(x)))
@@ -175,7 +192,6 @@ def test_defaults_are_of_a_class():
 
 def test_a_layer_of_ones_own():
     """The mixin of the original's tutorial makes quantizers for a module of the user."""
-    utils = importlib.import_module(f"{HERE}.nn.modules._utils")
 
     class Scaled(nn.Module, utils.QuantMixin):
         def __init__(self, **keywords):
@@ -191,20 +207,57 @@ def test_a_layer_of_ones_own():
     assert Scaled(quant_desc_weight=QuantDescriptor(axis=0)).weight_quantizer.axis == 0
 
 
-def test_the_originals_paths():
-    """Each path of the original is one here, with the package's name exchanged."""
-    for path, name in (
-        ("nn", "Conv2d"), ("nn", "LSTM"), ("nn.modules.quant_conv", "QuantConv1d"), ("nn.functional", "clip"),
-        ("nn.modules.tensor_quantizer", "TensorQuantizer"), ("nn.modules.quant_rnn", "QuantLSTM"),
-        ("calib", "calibrate_weights"), ("optim.helper", "match_parameters"), ("utils", "reduce_amax"),
-        ("quant_modules", "deactivate"), ("tensor_quant", "QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW"),
-    ):  # fmt: skip
-        assert hasattr(importlib.import_module(f"{HERE}.{path}"), name), path
+PATHS = """
+calib: MaxCalibrator HistogramCalibrator calibrate_weights
+calib.calibrator: _Calibrator
+calib.histogram: HistogramCalibrator calibrate_weights
+calib.max: MaxCalibrator
+nn: QuantConv2d Conv2d QuantLinear QuantConvTranspose2d QuantLSTM LSTM TensorQuantizer Clip
+nn._functions:
+nn.functional: clip
+nn.modules:
+nn.modules._utils: QuantMixin QuantInputMixin pop_quant_desc_in_kwargs
+nn.modules.clip: Clip
+nn.modules.quant_conv: QuantConv1d QuantConv2d QuantConv3d QuantConvTranspose2d
+nn.modules.quant_instancenorm: QuantInstanceNorm1d QuantInstanceNorm2d
+nn.modules.quant_linear: QuantLinear Linear
+nn.modules.quant_pooling: QuantMaxPool2d QuantAvgPool2d QuantAdaptiveAvgPool2d
+nn.modules.quant_rnn: QuantLSTM QuantLSTMCell
+nn.modules.tensor_quantizer: TensorQuantizer
+optim:
+optim.helper: match_parameters group_parameters freeze_parameters
+quant_modules: initialize deactivate
+tensor_quant: QuantDescriptor fake_tensor_quant tensor_quant QUANT_DESC_8BIT_PER_TENSOR
+utils: reduce_amax
+utils.amp_wrapper: half_function float_function promote_function
+utils.quant_logging: reset_logger_handler
+utils.reduce_amax: reduce_amax
+"""
+"""The modules that the original's folder has, as published, and the names that their users import."""
+
+WITHOUT = "nn._functions.quant_rnn"
+
+
+def test_every_path_of_the_original_imports():
+    """Each path is a file here and has its names; the page says so, and names the one that does not.
+
+    Both calibrators have the base class that code asks for, and that calibrators of users derive from.
+    """
+    for line in PATHS.strip().splitlines():
+        path, _, names = line.partition(":")
+        module = import_module(f"{HERE}.{path}")
+        assert all(hasattr(module, name) for name in names.split()), path
         # Type checkers and editors find files alone.
-        origin = importlib.util.find_spec(f"{HERE}.{path}").origin
+        origin = find_spec(f"{HERE}.{path}").origin
         assert origin.removesuffix(".py").removesuffix("/__init__").endswith(path.replace(".", "/"))
+    with pytest.raises(ModuleNotFoundError):
+        import_module(f"{HERE}.{WITHOUT}")
+    claim = f"| `pytorch_quantization` and every path below it but `{WITHOUT}` | the same path below"
+    assert claim in PAGE.read_text(encoding="utf-8")
     with pytest.raises(AttributeError, match="QuantConv4d"):
         _ = nvidia.QuantConv4d
+    base = nvidia.calib.calibrator._Calibrator
+    assert issubclass(nvidia.MaxCalibrator, base) and issubclass(nvidia.HistogramCalibrator, base)
 
 
 @pytest.fixture
@@ -242,14 +295,38 @@ def test_initialize_holds_for_a_block(restored):
             nvidia.initialize(*wrong)
 
 
-def test_the_helper_object(restored):
-    """QuantModuleReplacementHelper replaces and restores by itself."""
-    helper = nvidia.quant_modules.QuantModuleReplacementHelper()
+def test_the_helper_and_its_map(restored):
+    """The helper replaces and restores by itself; users look up classes in its map, and add their own."""
+    helper = quant_modules.QuantModuleReplacementHelper()
     helper.prepare_state(["Conv2d"])
     helper.apply_quant_modules()
     assert nn.Linear is nvidia.QuantLinear and nn.Conv2d is not nvidia.QuantConv2d
     helper.restore_float_modules()
     assert nn.Linear is not nvidia.QuantLinear
+    entries, before = quant_modules._DEFAULT_QUANT_MAP, nn.MaxPool2d
+    by_class = {getattr(entry.orig_mod, entry.mod_name): entry.replace_mod for entry in entries}
+    assert by_class[nn.Conv2d] is nvidia.QuantConv2d and by_class[nn.Linear] is nvidia.QuantLinear
+    entries.append(type(entries[0])(nn, "MaxPool2d", nvidia.nn.QuantMaxPool2d))
+    try:
+        with quant_modules.initialize():
+            assert nn.MaxPool2d is nvidia.nn.QuantMaxPool2d
+    finally:
+        entries.pop()
+    assert nn.MaxPool2d is before
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "mse"}, {"method": "entropy"}, {"method": "percentile", "percentile": 99.9}]
+)
+def test_the_loops_of_the_tutorial(settings):
+    """Histogram inputs by each method and weights by max; the amax is the calibrator's, printed by a line."""
+    desc = QuantDescriptor(calib_method="histogram")
+    model = nn.Sequential(nvidia.QuantConv2d(3, 8, 3, quant_desc_input=desc), nn.ReLU())
+    calibrate(model, normal(8, 3, 16, 16), **settings)
+    found = model[0]._input_quantizer
+    assert torch.equal(found._amax, found._calibrator.compute_amax(**settings))
+    assert torch.equal(model[0]._weight_quantizer._amax, model[0].weight.abs().amax((1, 2, 3), keepdim=True))
+    assert f"amax={float(found._amax):.4f} calibrator=HistogramCalibrator" in f"{'name':40}: {found}"
 
 
 @pytest.mark.parametrize(
@@ -323,9 +400,8 @@ def test_a_calibrated_network_exports(network, exporter):
     model, x = network
     made = export_torch(model, (x,), exporter=exporter)
     kinds = [node.op_type for node in made.graph.node]
-    assert (
-        kinds.count("QuantizeLinear") == 4 and kinds.count("DequantizeLinear") == 7
-    )  # 3 weights are integers
+    # 3 weights are integers.
+    assert kinds.count("QuantizeLinear") == 4 and kinds.count("DequantizeLinear") == 7
     assert np.allclose(run(made, x), model(x).detach(), atol=1e-6)  # the order of sums
     model.head.weight_quantizer = TensorQuantizer()
     with pytest.raises(errors.StatisticsError, match="'head._weight_quantizer' has no amax; calibrate"):
@@ -346,9 +422,7 @@ def test_plain_exports_in_a_block(network, tmp_path, dynamo, bits):
             quantizer._buffers.pop("_amax")
             quantizer.amax = value
     file = tmp_path / "model.onnx"
-    options = {"dynamo": dynamo, "opset_version": 19 if dynamo else 17} | (
-        {"verbose": False} if dynamo else {}
-    )
+    options = {"dynamo": dynamo, "opset_version": 19 if dynamo else 17, "verbose": False}
     if bits != 8 and not dynamo:
         pytest.skip("the tracing exporter ends at opset 20 and has no float8 constants")
     with nvidia.enable_onnx_export():
@@ -361,6 +435,39 @@ def test_plain_exports_in_a_block(network, tmp_path, dynamo, bits):
         quantizers(model)[0].num_bits = 4
         with pytest.raises(Exception, match="export_torch"):
             torch.onnx.export(model, (x,), file, **options)
+
+
+@pytest.fixture
+def early():
+    """The switch of early releases, as users set it."""
+    TensorQuantizer.use_fb_fake_quant = True
+    yield
+    TensorQuantizer.use_fb_fake_quant = False
+
+
+@pytest.mark.whole
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_the_switch_of_early_releases_exports(tmp_path, dynamo):
+    """use_fb_fake_quant lets torch.onnx.export write pairs; forward and export_torch stay as they are."""
+    model, x = nn.Sequential(nvidia.QuantConv2d(3, 4, 3)).eval(), normal(1, 3, 8, 8)
+    file, settings = tmp_path / "m.onnx", {"opset_version": 18, "dynamo": dynamo}
+    assert model(x).shape == (1, 4, 6, 6)  # by the amax of each input
+    with pytest.raises(Exception, match="no amax; calibrate it"):  # torch wraps the error
+        torch.onnx.export(model, (x,), file, **settings)
+    calibrate(model, x)
+    torch.onnx.export(model, (x,), file, **settings)
+    written = [node.op_type for node in onnx.load(file).graph.node]
+    assert written.count("QuantizeLinear") == written.count("DequantizeLinear") == 2
+    model[0]._weight_quantizer.num_bits = 4
+    with pytest.raises(Exception, match="writes 8 bits of the full range, got 4; use export_torch"):
+        torch.onnx.export(model, (x,), file, **settings)
+    for block in (quant_modules.enable_onnx_export, torch.no_grad):
+        with block():
+            graph = export_torch(model, (x,)).graph
+        assert [node.op_type for node in graph.node].count("DequantizeLinear") == 2
+        assert onnx.TensorProto.INT4 in {tensor.data_type for tensor in graph.initializer}
 
 
 def test_an_lstm_exports_unrolled():

@@ -16,6 +16,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
+from quantized_modules import Function
 
 from onnxfq.errors import DataError, ModelError, OutputError
 from onnxfq.graph.node_notes import module_paths
@@ -41,15 +42,6 @@ class Network(nn.Module):
         """Return three scores per picture."""
         x = torch.relu(self.norm(self.convolution(picture)))
         return self.linear(self.drop(x.mean((2, 3))))
-
-
-class Function(nn.Module):
-    """A module whose forward is the given function."""
-
-    def __init__(self, function):
-        """Take over the function, and with it the names of its parameters."""
-        super().__init__()
-        self.forward = function
 
 
 def pictures(count: int) -> torch.Tensor:
@@ -98,30 +90,42 @@ def test_outputs_equal_torch_at_any_batch(exporter, example, count):
 
 @both
 def test_own_input_names_and_fixed_batch(exporter):
-    """input_names replaces the default, and dynamic_batch=False keeps the shape of the example."""
+    """input_names replaces the default, and dynamic_batch=False keeps the shape of the example.
+
+    An input keeps its name where a parameter of the module has the same one.
+    """
     options = {"input_names": ["x"], "dynamic_batch": False, "exporter": exporter}
-    model = export_torch(Network(), pictures(2), **options)
+    module = Network()
+    model = export_torch(module, pictures(2), **options)
     assert names(model.graph.input) == ["x"]
     assert shape(model.graph.input[0]) == [2, 2, 6, 6]
+    module.picture = nn.Parameter(torch.ones(1))
+    module.forward = lambda picture: picture * module.picture
+    model = export_torch(module, (torch.ones(2, 3),), exporter=exporter)
+    assert names(model.graph.input) == ["picture"]
+
+
+ONE, FIVE, THREE = torch.ones(2, 3), torch.ones(5, 3), torch.tensor(3.0)
+FORMS = [
+    (lambda a, b, scale: (a + b) * scale, (ONE, ONE, torch.tensor(2.0)), {}, (FIVE, FIVE, THREE), 6.0),
+    (lambda *parts: 3 * parts[0] - parts[1], (ONE, ONE), {}, (FIVE, FIVE), 2.0),
+    (lambda a, b=None, c=None: a + c if b is None else b, (), {"c": ONE, "a": ONE}, (FIVE, FIVE), 2.0),
+]
+NAMES = [["a", "b", "scale"], ["parts_0", "parts_1"], ["a", "c"]]
 
 
 @both
-def test_several_inputs(exporter):
-    """Every input with an axis shares the batch; a scalar, which has none, stays a scalar."""
-    module = Function(lambda a, b, scale: (a + b) * scale)
-    model = export_torch(module, (torch.ones(2, 3), torch.ones(2, 3), torch.tensor(2.0)), exporter=exporter)
-    assert [shape(value) for value in model.graph.input] == [["batch", 3], ["batch", 3], []]
-    (found,) = run(model, torch.ones(5, 3), torch.ones(5, 3), torch.tensor(3.0))
-    np.testing.assert_array_equal(found, np.full((5, 3), 6, np.float32))
+@pytest.mark.parametrize("form", range(len(FORMS)))
+def test_forms_of_inputs(exporter, form):
+    """Every input with an axis shares the batch; a scalar stays one, and tensors of *parts are numbered.
 
-
-@both
-def test_variadic_forward(exporter):
-    """The tensors of a parameter *parts are named parts_0, parts_1 and so on."""
-    module = Function(lambda *parts: parts[0] - parts[1])
-    model = export_torch(module, (torch.ones(2, 3), torch.ones(2, 3)), exporter=exporter)
-    assert names(model.graph.input) == ["parts_0", "parts_1"]
-    assert [shape(value) for value in model.graph.input] == [["batch", 3]] * 2
+    Both exporters take inputs by keyword, also with a default parameter left out between them.
+    """
+    function, inputs, kwargs, given, value = FORMS[form]
+    model = export_torch(Function(function), inputs, kwargs=kwargs, exporter=exporter)
+    assert names(model.graph.input) == NAMES[form]
+    assert [shape(one) for one in model.graph.input] == [["batch", 3] if x.ndim else [] for x in given]
+    np.testing.assert_array_equal(run(model, *given)[0], np.full((5, 3), value, np.float32))
 
 
 class Masked(nn.Module):
@@ -145,16 +149,6 @@ def test_keyword_inputs():
     np.testing.assert_array_equal(found, Masked()(x, factor=factor, bias=bias).numpy())
 
 
-@both
-def test_inputs_by_keyword_alone(exporter):
-    """Both exporters take inputs by keyword, also with a default parameter left out between them."""
-    module = Function(lambda a, b=None, c=None: a + c if b is None else b)
-    model = export_torch(module, (), kwargs={"c": torch.ones(2, 3), "a": torch.ones(2, 3)}, exporter=exporter)
-    assert names(model.graph.input) == ["a", "c"]
-    assert [shape(value) for value in model.graph.input] == [["batch", 3]] * 2
-    np.testing.assert_array_equal(run(model, torch.ones(5, 3), torch.ones(5, 3))[0], np.full((5, 3), 2.0))
-
-
 @pytest.mark.parametrize(
     "asked",
     [
@@ -173,38 +167,18 @@ def test_dynamic_shapes(asked):
     np.testing.assert_array_equal(found, np.full((3, 7, 4), 2.0))
 
 
-def test_no_dynamic_shapes():
-    """Parameters that dynamic_shapes leaves out keep the shape of the example, whatever dynamic_batch is."""
+def test_dynamic_shapes_of_a_part():
+    """Parameters that are left out keep their shape, whatever dynamic_batch is; *parts have an entry each.
+
+    Torch gives equal axes one name; its warning that another is not used reaches the user.
+    """
     model = export_torch(Network(), (pictures(2),), dynamic_shapes={})
     assert shape(model.graph.input[0]) == [2, 2, 6, 6]
-
-
-def test_dynamic_shapes_of_a_variadic_parameter():
-    """The tensors of *parts have an entry each."""
-    module = Function(lambda *parts: parts[0] * parts[1])
-    asked = {"parts": ({0: "n"}, None)}
+    module, asked = Function(lambda *parts: parts[0] * parts[1]), {"parts": ({0: "n"}, None)}
     model = export_torch(module, (torch.ones(2, 3), torch.ones(3)), dynamic_shapes=asked)
     assert [shape(value) for value in model.graph.input] == [["n", 3], [3]]
-
-
-def test_unequal_names_of_one_axis_are_told():
-    """Torch gives equal axes one name; its warning that another is not used reaches the user."""
     with pytest.warns(UserWarning, match="The axis name: m will not be used"):
-        export_torch(
-            Function(lambda a, b: a + b),
-            (torch.ones(2, 3), torch.ones(2, 3)),
-            dynamic_shapes={"a": {0: "n"}, "b": {0: "m"}},
-        )
-
-
-@both
-def test_input_named_like_a_weight(exporter):
-    """An input keeps its name where a parameter of the module has the same one."""
-    module = Network()
-    module.picture = nn.Parameter(torch.ones(1))
-    module.forward = lambda picture: picture * module.picture
-    model = export_torch(module, (torch.ones(2, 3),), exporter=exporter)
-    assert names(model.graph.input) == ["picture"]
+        export_torch(Function(lambda a, b: a + b), (ONE, ONE), dynamic_shapes={"a": {0: "n"}, "b": {0: "m"}})
 
 
 @both
@@ -226,15 +200,8 @@ def test_nothing_is_changed_or_left(exporter, tmp_path):
     model = export_torch(module, (pictures(2),), path, exporter=exporter)
     assert [part.training for part in module.modules()] == modes
     assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
-    content = path.read_bytes()
-    for trace in (
-        ".py",
-        "stack",
-        "pkg.torch.onnx.fx",
-        "class_hierarchy",
-        str(Path(__file__).parent),
-        str(Path.home()),
-    ):
+    content, folders = path.read_bytes(), (str(Path(__file__).parent), str(Path.home()))
+    for trace in (".py", "stack", "pkg.torch.onnx.fx", "class_hierarchy", *folders):
         assert trace.encode() not in content
     assert list(tmp_path.iterdir()) == [path]
     assert onnx.load(path) == model
@@ -290,11 +257,6 @@ def fix_batch(x):
     return x + torch.arange(2.0).reshape(2, 1)
 
 
-def shapes(asked):
-    """Return the option of export_torch."""
-    return {"dynamic_shapes": asked}
-
-
 NETWORK, TWO = Network(), pictures(2)
 EIGENVALUES, MATRICES = Function(lambda x: torch.linalg.eigvals(x)), torch.ones(2, 3, 3)
 FIXED, DIM = Function(lambda x: x + torch.arange(2.0).reshape(2, 1, 1)), torch.export.Dim("n")
@@ -325,27 +287,23 @@ def test_inputs_that_do_not_fit(message, module, inputs, kwargs):
 @pytest.mark.parametrize(
     ("message", "module", "inputs", "options"),
     [
-        pytest.param("takes a torch.nn.Module, not builtin", torch.relu, TWO, {}, id="not a module"),
-        pytest.param(
-            "'dynamite'; known: dynamo, torchscript", NETWORK, TWO, {"exporter": "dynamite"}, id="exporter"
-        ),
-        pytest.param("1 inputs need as many", NETWORK, TWO, {"input_names": ["a", "b"]}, id="input names"),
-        pytest.param("'picture' twice", NETWORK, TWO, {"output_names": ["picture"]}, id="same name"),
-        pytest.param("do not fit the 1 outputs", NETWORK, TWO, {"output_names": ["a", "b"]}, id="outputs"),
-        pytest.param("exporter gave opset .. for 99; leave", NETWORK, TWO, {"opset": 99}, id="opset"),
-        pytest.param("opset version 99", NETWORK, TWO, {"opset": 99} | TRACED, id="opset, traced"),
-        pytest.param("No ONNX function.*linalg_eig.*'torchscript'", EIGENVALUES, MATRICES, {}, id="operator"),
-        pytest.param("linalg_eigvals.*'dynamo'", EIGENVALUES, MATRICES, TRACED, id="operator, traced"),
-        pytest.param("is fixed to 2 by forward", FIXED, MATRICES, shapes({"x": {0: DIM}}), id="fixed, Dim"),
-        pytest.param("static shape of 2.*change", FIXED, MATRICES, shapes({"x": {0: "n"}}), id="fixed, name"),
-        pytest.param("'y' of forward, which has x;", FIXED, MATRICES, shapes({"y": None}), id="parameter"),
-        pytest.param("names 3 of x, which has 0, 1, 2", FIXED, MATRICES, shapes({"x": {3: "n"}}), id="axis"),
-        pytest.param(r"has \(\) for forward of 1 entries", FIXED, MATRICES, shapes(()), id="entries"),
-        pytest.param("has 'n' for x of 3 entries; give", FIXED, MATRICES, shapes({"x": "n"}), id="no axes"),
-        pytest.param("needs exporter='dynamo'", FIXED, MATRICES, shapes({}) | TRACED, id="shapes, traced"),
-        pytest.param(
-            "dropped 'y', which is not used", UNUSED, (MATRICES, MATRICES), TRACED, id="unused, traced"
-        ),
+        ("takes a torch.nn.Module, not builtin", torch.relu, TWO, {}),
+        ("'dynamite'; known: dynamo, torchscript", NETWORK, TWO, {"exporter": "dynamite"}),
+        ("1 inputs need as many", NETWORK, TWO, {"input_names": ["a", "b"]}),
+        ("'picture' twice", NETWORK, TWO, {"output_names": ["picture"]}),
+        ("do not fit the 1 outputs", NETWORK, TWO, {"output_names": ["a", "b"]}),
+        ("exporter gave opset .. for 99; leave", NETWORK, TWO, {"opset": 99}),
+        ("opset version 99", NETWORK, TWO, {"opset": 99} | TRACED),
+        ("No ONNX function.*linalg_eig.*'torchscript'", EIGENVALUES, MATRICES, {}),
+        ("linalg_eigvals.*'dynamo'", EIGENVALUES, MATRICES, TRACED),
+        ("is fixed to 2 by forward", FIXED, MATRICES, {"dynamic_shapes": {"x": {0: DIM}}}),
+        ("static shape of 2.*change", FIXED, MATRICES, {"dynamic_shapes": {"x": {0: "n"}}}),
+        ("'y' of forward, which has x;", FIXED, MATRICES, {"dynamic_shapes": {"y": None}}),
+        ("names 3 of x, which has 0, 1, 2", FIXED, MATRICES, {"dynamic_shapes": {"x": {3: "n"}}}),
+        (r"has \(\) for forward of 1 entries", FIXED, MATRICES, {"dynamic_shapes": ()}),
+        ("has 'n' for x of 3 entries; give", FIXED, MATRICES, {"dynamic_shapes": {"x": "n"}}),
+        ("needs exporter='dynamo'", FIXED, MATRICES, {"dynamic_shapes": {}} | TRACED),
+        ("dropped 'y', which is not used", UNUSED, (MATRICES, MATRICES), TRACED),
     ],
 )
 def test_exports_that_cannot_be(message, module, inputs, options):
@@ -354,20 +312,19 @@ def test_exports_that_cannot_be(message, module, inputs, options):
         export_torch(module, inputs, **options)
 
 
-def test_invalid_model_is_refused(monkeypatch):
-    """The result of an exporter is checked: a model that breaks ONNX's rules never reaches the user."""
+def test_what_never_reaches_the_user(monkeypatch, tmp_path):
+    """The result of an exporter is checked: a model that breaks ONNX's rules is refused.
+
+    A file in place of a folder is found before the export, with the path in the message.
+    """
+    (tmp_path / "taken").touch()
+    with pytest.raises(OutputError, match="taken is a file"):
+        export_torch(Network(), (pictures(2),), tmp_path / "taken" / "model.onnx")
     broken = export_torch(Network(), TWO)
     broken.graph.node[0].input[0] = "nowhere"
     monkeypatch.setitem(EXPORTERS, "dynamo", lambda model, request: broken)
     with pytest.raises(ModelError, match="made an invalid model: .*nowhere.*try the other exporter"):
         export_torch(Network(), TWO)
-
-
-def test_unwritable_path(tmp_path):
-    """A file in place of a folder is found before the export, with the path in the message."""
-    (tmp_path / "taken").touch()
-    with pytest.raises(OutputError, match="taken is a file"):
-        export_torch(Network(), (pictures(2),), tmp_path / "taken" / "model.onnx")
 
 
 @pytest.mark.grid
@@ -376,9 +333,8 @@ def test_unwritable_path(tmp_path):
 def test_what_torch_export_made(size, as_module):
     """A program, or its module, is the same model; its sizes of axis 0 stay as they were exported."""
     model, x = Network().eval(), torch.rand(4, 2, 6, 6)
-    program = torch.export.export(
-        model, (x,), dynamic_shapes=None if size is None else {"picture": {0: size}}
-    )
+    shapes = None if size is None else {"picture": {0: size}}
+    program = torch.export.export(model, (x,), dynamic_shapes=shapes)
     exported = export_torch(program.module() if as_module else program, (x,))
     batch = exported.graph.input[0].type.tensor_type.shape.dim[0]
     assert (batch.dim_value, batch.dim_param) == ((4, "") if size is None else (0, "batch"))

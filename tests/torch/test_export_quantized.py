@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from builders import run_as_written
 from onnx import numpy_helper
-from quantized_modules import prepared, run
+from quantized_modules import Function, prepared, recipe, run
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
@@ -30,7 +30,6 @@ from onnxfq import (
     load_recipe,
     make_plan,
 )
-from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, PlanError, StatisticsError
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import (
@@ -96,18 +95,11 @@ def test_quantized_values_are_torchs(spec, exporter):
     np.testing.assert_array_equal(run(exported, more).view(np.int32), expected.numpy().view(np.int32))
 
 
-def recipe(activations, weights, **fields) -> Recipe:
-    """Return a recipe of these number formats."""
-    given = None if activations is None else {"qtype": activations, "symmetric": activations[0] != "u"}
-    content = {"name": "test", "target": "onnxruntime", "activations": given}
-    return Recipe.model_validate({**content, "weights": {"qtype": weights, **fields}})
-
-
 CASES = [
-    ("residual_cnn", recipe("uint4", "int4"), "scale"),
-    ("depthwise_cnn", recipe("uint8", "int8"), "range"),
-    ("transformer", recipe("uint8", "int8"), "scale_zero_point"),
-    ("transformer", recipe(None, "int4", granularity="blocked", block_size=16), "nothing"),
+    ("residual_cnn", recipe("uint4", "int4", "onnxruntime"), "scale"),
+    ("depthwise_cnn", recipe("uint8", "int8", "onnxruntime"), "range"),
+    ("transformer", recipe("uint8", "int8", "onnxruntime"), "scale_zero_point"),
+    ("transformer", recipe(None, "int4", "onnxruntime", granularity="blocked", block_size=16), "nothing"),
 ]
 
 
@@ -181,20 +173,11 @@ def test_recurrent_layers_export(kind, exporter):
     """
     model, x = nn.ModuleDict({"layer": kind(4, 6, batch_first=True)}).eval(), torch.randn(2, 3, 4)
     model.forward = lambda x: model["layer"](x)[0]
-    asked = recipe(None, "int8").model_copy(update={"target": "simulation"})
-    prepared(model, x, asked)
+    prepared(model, x, recipe(None, "int8"))
     expected = model(x).detach().numpy()
     exported = export_torch(model, (x,), exporter=exporter, dynamic_batch=False)
     assert sum(op == "DequantizeLinear" for op, _ in scales(exported)) == 2
     np.testing.assert_allclose(run(exported, x), expected, rtol=0, atol=1e-5)
-
-
-class Rounded(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.forward = function
 
 
 def test_torchs_functions_are_translated(caplog):
@@ -212,7 +195,7 @@ def test_torchs_functions_are_translated(caplog):
         return torch.stack(again)
 
     with caplog.at_level(logging.WARNING):
-        exported = export_torch(Rounded(function), (x,))
+        exported = export_torch(Function(function), (x,))
     assert "8 of the model's quantizers multiply by 1 / scale" in caplog.text
     pairs = {"QuantizeLinear", "DequantizeLinear", "Clip"}
     assert {op for _, op in operators(exported)} <= pairs | {"Concat", "Unsqueeze"}
@@ -264,7 +247,7 @@ def test_written_out_quantization_is_recognised(exporter):
     Rounding without quantization stays as it was written.
     """
     x, forms = torch.linspace(-3, 3, 97)[:, None], FORMS | OTHERS
-    every = Rounded(lambda x: tuple(form(x + i) for i, form in enumerate(forms.values())))
+    every = Function(lambda x: tuple(form(x + i) for i, form in enumerate(forms.values())))
     exported = export_torch(every, (x,), exporter=exporter)
     kinds = Counter(node.op_type for node in exported.graph.node)
     assert kinds["QuantizeLinear"] == kinds["DequantizeLinear"] == len(FORMS)
@@ -305,7 +288,7 @@ def test_refusals():
         export_torch(up, (torch.ones(2, 3),))
 
 
-INT4 = recipe(None, "int4", granularity="blocked", block_size=8).model_copy(update={"target": "tensorrt"})
+INT4 = recipe(None, "int4", "tensorrt", granularity="blocked", block_size=8)
 # Convolutions are built in the example torch_to_tensorrt.
 BUILT = [("transformer", "tensorrt-int8", "scale"), ("transformer", INT4, "range")]
 

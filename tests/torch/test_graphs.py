@@ -12,7 +12,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
-from quantized_modules import prepared
+from quantized_modules import made_of, normal, prepared
 
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import (
@@ -48,11 +48,6 @@ FUNCTIONS = {
 }
 
 
-def values(*shape: int) -> torch.Tensor:
-    """Return normal values."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
 def results(function, x: torch.Tensor, numbers: list[float]) -> list[torch.Tensor | None]:
     """Return y and the gradients of x and of the learned numbers."""
     leaves = [x.clone().requires_grad_(), *(torch.tensor(n, requires_grad=True) for n in numbers)]
@@ -76,7 +71,7 @@ CASES = [(torch.float32, list(FUNCTIONS)), (torch.bfloat16, ["fixed", "range"]),
 @pytest.mark.parametrize(("dtype", "names"), CASES, ids=str)
 def test_functions_compile_whole(dtype, names):
     """The functions are one graph, learned parameters and inputs of 16 bits too."""
-    x = (values(8, 32) * 2).to(dtype)
+    x = (normal(8, 32) * 2).to(dtype)
 
     def run(inputs, numbers):
         parts = zip(names, inputs, numbers, strict=True)
@@ -107,7 +102,7 @@ def test_functions_compile_whole(dtype, names):
 def test_modules_compile_whole(learned, blocks):
     """The module compiles too, whatever it learns and however its scales lie; torch.export takes it."""
     one = FakeQuantize(QuantSpec(qtype="uint4", symmetric=False, **blocks))
-    x = values(8, 32)
+    x = normal(8, 32)
     with compute_encodings(one):
         one(x)
     one.learn(learned)
@@ -117,27 +112,20 @@ def test_modules_compile_whole(learned, blocks):
     assert torch.equal(program.module()(x), one(x))
 
 
-class Network(nn.Module):
-    """A convolution with BatchNorm, a residual sum and attention."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
-        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
-
-    def forward(self, x):
-        """[N, 2, 4, 4] to [N, 4, 3]."""
-        y = (self.norm(self.conv(x)) + x).reshape(-1, 4, 8)
-        return self.head(self.attention(y, y, y, need_weights=False)[0])
-
-
 def test_networks_compile_and_export_whole():
     """A quantized network trains as one graph, folded BatchNorm and attention in it, and can be exported.
 
     Its forward computes the plain module's numbers except for the order of sums: one step of 8 bits at most.
     """
-    model, x = Network().eval(), values(3, 2, 4, 4)
+
+    def forward(self, x):
+        y = (self.norm(self.conv(x)) + x).reshape(-1, 4, 8)
+        return self.head(self.attention(y, y, y, need_weights=False)[0])
+
+    torch.manual_seed(0)
+    layers = {"conv": nn.Conv2d(2, 2, 3, padding=1), "norm": nn.BatchNorm2d(2), "head": nn.Linear(8, 3)}
+    layers["attention"] = nn.MultiheadAttention(8, 2, batch_first=True)
+    model, x = made_of(forward, **layers), normal(3, 2, 4, 4)
     prepared(model, x, "tensorrt-int8")
     learn_grids(model, "scale")
     freeze_batchnorm(model.train())
@@ -151,21 +139,13 @@ def test_networks_compile_and_export_whole():
     torch.testing.assert_close(exported(x), model(x), rtol=0, atol=0.05)
 
 
-class Parted(nn.Module):
-    """A forward with methods that torch.compile cannot trace inside of a mode by itself."""
+def test_parted_tensors_compile():
+    """Products of parts are quantized under torch.compile as without, whose tracer lacks these methods."""
 
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        """[N, 8] to [N, 2, 2]."""
+    def part(self, x):
         a, b = self.layer(x).split(4, -1)
         return a.unflatten(-1, (2, 2)) @ b.unflatten(-1, (2, 2))
 
-
-def test_parted_tensors_compile():
-    """Products of parts are quantized under torch.compile as without."""
-    model, x = Parted().eval(), values(3, 8)
+    model, x = made_of(part, layer=nn.Linear(8, 8)), normal(3, 8)
     prepared(model, x, "onnxruntime-int8")
     assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))

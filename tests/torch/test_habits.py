@@ -12,7 +12,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
-from quantized_modules import prepared, recipe, run
+from quantized_modules import made_of, prepared, recipe, run
 from torch.nn.utils import parametrizations, prune
 
 from onnxfq.errors import ModelError
@@ -279,16 +279,8 @@ def test_modules_made_on_the_meta_device():
 
 def test_layers_take_their_input_by_name():
     """conv(input=x) is folded and quantized as conv(x)."""
-
-    class ByName(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
-
-        def forward(self, x):
-            return self.norm(input=self.conv(input=x))
-
-    model, x = ByName().eval(), torch.rand(2, 3, 8, 8)
+    layers, x = {"conv": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4)}, torch.rand(2, 3, 8, 8)
+    model = made_of(lambda self, x: self.norm(input=self.conv(input=x)), **layers)
     prepared(model, x)
     assert model.conv.folded_norm is model.norm
     by_name = model(x)

@@ -8,6 +8,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from quantized_modules import normal
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,15 +28,10 @@ LEARNED = ("scale", "scale_zero_point", "range")
 SPECS = {"tensor": QuantSpec(qtype="uint8", symmetric=False), "signed": QuantSpec(qtype="int8")}
 
 
-def values(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Return normal values."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def learning(what: str, spec: QuantSpec = SPECS["tensor"]) -> FakeQuantize:
     """Return a quantizer that learns from a scale of values."""
     one = FakeQuantize(spec)
-    one(values(40, 8))
+    one(normal(40, 8))
     one.learn(what)
     return one
 
@@ -46,7 +42,7 @@ def network(what: str) -> nn.Module:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     quantize_module(model.eval(), "onnxruntime-int8")
     with torch.no_grad(), compute_encodings(model):
-        model(values(16, 1, 8, 8))
+        model(normal(16, 1, 8, 8))
     learn_grids(model.train(), what)
     return model
 
@@ -55,7 +51,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
     """Take steps on fixed data."""
     for _ in range(steps):
         optimizer.zero_grad()
-        F.cross_entropy(model(values(16, 1, 8, 8)), torch.arange(16) % 3).backward()
+        F.cross_entropy(model(normal(16, 1, 8, 8)), torch.arange(16) % 3).backward()
         optimizer.step()
 
 
@@ -65,7 +61,7 @@ def test_the_gradient_is_torchs_by_the_chain_rule() -> None:
 
     Sums of 320 terms in another order.
     """
-    one, x = learning("scale_zero_point"), values(40, 8, seed=1) * 3
+    one, x = learning("scale_zero_point"), normal(40, 8, seed=1) * 3
     scale, zero = (value.float().reshape(1).requires_grad_() for value in one.qparams())
     factor = lsq_factor(x.numel(), "uint8")
     torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero, 0, 255, factor).square().sum().backward()
@@ -76,7 +72,7 @@ def test_the_gradient_is_torchs_by_the_chain_rule() -> None:
 
 def test_the_gradients_of_a_range_are_those_of_its_ends() -> None:
     """A step of the middle moves both ends by a scale, the logarithm of the width each by half of it."""
-    one, x = learning("range"), values(40, 8, seed=1) * 3
+    one, x = learning("range"), normal(40, 8, seed=1) * 3
     low, high = (end.detach().clone().requires_grad_() for end in (one.rmin, one.rmax))
     fake_quantize_range(x, low, high, qtype="uint8").square().sum().backward()
     one(x).square().sum().backward()
@@ -113,7 +109,7 @@ def test_no_step_makes_a_scale_negative(what: str, spec: QuantSpec) -> None:
     """Optimizers leave a positive finite scale, and weight decay alone leads to the calibrated one."""
     if spec.symmetric and what == "scale_zero_point":
         return
-    one, x = learning(what, spec), values(40, 8, seed=1)
+    one, x = learning(what, spec), normal(40, 8, seed=1)
     calibrated, _ = one.qparams()
     for optimizer in (torch.optim.AdamW(one.parameters(), 0.5), torch.optim.SGD(one.parameters(), 0.1)):
         for sign in (1, -1, 1, -1, -1, -1):
@@ -152,10 +148,10 @@ def test_the_scale_of_a_weight_goes_on_to_follow_it() -> None:
     quantizer = quantizers(model)["0.weight_quantizer"]
     with torch.no_grad():
         quantizer.log_ratio.add_(0.1)
-        model(values(2, 1, 8, 8))
+        model(normal(2, 1, 8, 8))
         before = copy.deepcopy(quantizer.scale)
         model.eval()[0].weight.mul_(2)
-        model(values(2, 1, 8, 8))
+        model(normal(2, 1, 8, 8))
         factor = torch.rsqrt(model[1].running_var + model[1].eps)
         amax = (model[0].weight * factor[:, None, None, None]).abs().amax((1, 2, 3))
     np.testing.assert_allclose(quantizer.scale.detach(), amax / 127 * np.exp(0.1), rtol=0.01)

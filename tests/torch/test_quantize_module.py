@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import onnxruntime
 import pytest
-from quantized_modules import prepared, recipe, roles
+from quantized_modules import exported_roles, made_of, prepared, recipe, roles
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
@@ -21,7 +21,6 @@ from torch_networks import small_network
 import onnxfq
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.targets.lower_fake_quantize import lift
 from onnxfq.targets.target import prepare_model
 from onnxfq.torch import (
     calls,
@@ -35,8 +34,6 @@ from onnxfq.torch import (
     quantizers,
     remove_fake_quantize,
 )
-from onnxfq.torch.export import export_nodes
-from onnxfq.torch.request import Request, bind, name_inputs
 
 
 def digits(count: int = 3) -> torch.Tensor:
@@ -68,12 +65,9 @@ def test_placement_is_that_of_the_onnx_side(name, asked):
     plain = onnxfq.load(export_torch(model, (x,)))
     expected = onnxfq.make_plan(plain, onnxfq.load_recipe(asked).override(activations={"equalize": "none"}))
     prepared(model, x, asked)
-    arguments = bind(model, (x,))
-    request = Request(arguments, name_inputs(arguments, None, None), None, True, None)
-    lifted = lift(export_nodes(model, request))
     wanted = roles(expected, prepare_model(plain, expected.target))
     wanted = {at: spec for at, spec in wanted.items() if not spec.startswith("int32")}  # biases stay float
-    assert roles(lifted.plan, lifted.model) == wanted
+    assert exported_roles(model, x) == wanted
 
 
 @pytest.mark.parametrize("name", ["residual_cnn", "transformer"])
@@ -218,25 +212,21 @@ def test_attention_is_quantized():
     assert model.activation_relu_or_gelu == 1
 
 
-class Parts(nn.Module):
-    """A product, a sum and a functional layer in one forward; the skip branch is the input."""
+def sum_and_products(self, x):
+    """Return [N, 2, 4, 3]: a product, a sum and a functional layer; the skip branch is the input."""
+    y = F.dropout(self.conv(x) + x, 0.5, self.training)
+    return F.linear(torch.matmul(y, y.transpose(2, 3)), self.weight)
 
-    def __init__(self):
-        """Make a convolution whose result is added to its input."""
-        super().__init__()
-        self.conv, self.weight = nn.Conv2d(2, 2, 1), nn.Parameter(torch.ones(3, 4))
 
-    def forward(self, x):
-        """Return [N, 2, 4, 3]."""
-        y = self.conv(x) + x
-        y = F.dropout(y, 0.5, self.training)
-        return F.linear(torch.matmul(y, y.transpose(2, 3)), self.weight)
+def make_parts():
+    """Return a module with them."""
+    return made_of(sum_and_products, conv=nn.Conv2d(2, 2, 1), weight=nn.Parameter(torch.ones(3, 4)))
 
 
 def test_operations_of_a_forward():
     """Products, functional layers and residual sums are rounded; what is taken out comes back."""
-    model, x = Parts().eval(), torch.randn(2, 2, 4, 4)
-    plan = prepared(model, x, recipe(target="tensorrt"))
+    model, x = make_parts(), torch.randn(2, 2, 4, 4)
+    kind, plan = type(model), prepared(model, x, recipe(target="tensorrt"))
     assert {p.tensor for p in plan.placements} == {
         "conv.input", "conv.weight", "matmul_input", "matmul_other", "linear_input", "linear_weight",
     }  # fmt: skip
@@ -248,20 +238,15 @@ def test_operations_of_a_forward():
     assert torch.equal(model(x), F.linear(y, q["linear_weight_quantizer"](model.weight)))
     assert (model.train()(x) != model(x)).any()  # dropout is random again
     remove_fake_quantize(model)
-    assert type(model) is Parts
-
-
-class Branching(nn.Module):
-    """A forward that asks for the values of a tensor, which no exporter follows."""
-
-    def forward(self, x):
-        """Multiply."""
-        return x @ x if x.sum() > 0 else x
+    assert type(model) is kind
 
 
 def test_what_cannot_be_exported_is_told():
-    """A module that torch's exporter refuses has quantizers in its layers, and the plan says so."""
-    model = nn.Sequential(nn.Linear(4, 4), Branching())
+    """A module that torch's exporter refuses has quantizers in its layers, and the plan says so.
+
+    No exporter follows a forward that asks for the values of a tensor.
+    """
+    model = nn.Sequential(nn.Linear(4, 4), made_of(lambda self, x: x @ x if x.sum() > 0 else x))
     plan = quantize_module(model, recipe(), example_inputs=torch.ones(4, 4))
     (skipped,) = plan.skipped
     assert (skipped.name, skipped.op_type) == ("Sequential", "forward")
@@ -273,34 +258,20 @@ def test_what_cannot_be_exported_is_told():
     assert not quantizers(model)
 
 
-class Mode(nn.Module):
-    """A forward that calls more in training."""
-
-    def forward(self, x):
-        """Multiply once or twice."""
-        return x @ x @ x if self.training else x @ x
-
-
 def test_calls_that_vary_are_refused():
     """Calls that were not there when the plan was made have no place, and the error names them."""
-    model, x = nn.Sequential(nn.Linear(4, 4), Mode()).eval(), torch.ones(4, 4)
+    mode = made_of(lambda self, x: x @ x @ x if self.training else x @ x)
+    model, x = nn.Sequential(nn.Linear(4, 4), mode).eval(), torch.ones(4, 4)
     prepared(model, x)
     model(x)
     with pytest.raises(ModelError, match="calls matmul 2 times, and 1 times where it was planned"):
         model.train()(x)
 
 
-class Asking(nn.Module):
-    """A forward that multiplies less where it is exported."""
-
-    def forward(self, x):
-        """Multiply."""
-        return x @ x if torch.compiler.is_exporting() else x @ x @ x
-
-
 def test_calls_that_an_export_alone_has_are_told():
     """A product that another number of calls hides from the plan stays in float, and is named."""
-    model, x = nn.Sequential(nn.Linear(4, 4), Asking()).eval(), torch.ones(4, 4)
+    asking = made_of(lambda self, x: x @ x if torch.compiler.is_exporting() else x @ x @ x)
+    model, x = nn.Sequential(nn.Linear(4, 4), asking).eval(), torch.ones(4, 4)
     plan = prepared(model, x)
     assert "Linear 1/1" in [str(row) for row in plan.coverage()]
     (skipped,) = plan.skipped
@@ -309,20 +280,16 @@ def test_calls_that_an_export_alone_has_are_told():
     model(x)
 
 
-class Repeating(nn.Module):
-    """A forward that multiplies once more between others where it is exported."""
+def test_calls_around_those_of_an_export_alone_are_quantized():
+    """The calls before all differences and behind them are the same in a run."""
 
-    def forward(self, x):
-        """Multiply."""
+    def repeating(self, x):
         y = x @ x
         if torch.compiler.is_exporting():
             y = torch.relu(y @ y)
         return torch.softmax(y, -1) @ x
 
-
-def test_calls_around_those_of_an_export_alone_are_quantized():
-    """The calls before all differences and behind them are the same in a run."""
-    model, x = Repeating().eval(), torch.randn(4, 4)
+    model, x = made_of(repeating), torch.randn(4, 4)
     plan = prepared(model, x)
     (skipped,) = plan.skipped
     assert skipped.name == "matmul_1" and "3 times in an export and 2 times otherwise" in skipped.why
@@ -333,76 +300,51 @@ def test_calls_around_those_of_an_export_alone_are_quantized():
     assert sum(node.op_type == "QuantizeLinear" for node in pairs) == 2
 
 
-class Twice(nn.Module):
-    """A forward that computes one sum twice, as attentions with positions do for queries and keys."""
+def test_both_of_two_equal_sums_are_quantized():
+    """The exporter computes one of them; each has the quantizers in the module, and the export is joined.
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.positions = nn.Parameter(torch.randn(3, 4))
+    Attentions with positions compute such sums for queries and keys.
+    """
 
-    def forward(self, x):
-        """[N, 3, 4] to [N, 3, 3]."""
+    def attend(self, x):
         x = self.first(x)
         return self.query(x + self.positions) @ self.key(x + self.positions).transpose(1, 2)
 
-
-def test_both_of_two_equal_sums_are_quantized():
-    """The exporter computes one of them; each has the quantizers in the module, and the export is joined."""
-    assert paired(Twice().eval(), torch.randn(2, 3, 4), "qnn-int8")["Add"] == 4
-
-
-class Named(nn.Module):
-    """A forward with outputs by name, as in transformers."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.rest = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        """[N, 4] to a tensor, and another one in a list."""
-        return {"first": self.first(x), "rest": [self.rest(x).relu()]}
+    layers = {name: nn.Linear(4, 4) for name in ("first", "query", "key")}
+    model = made_of(attend, **layers, positions=nn.Parameter(torch.randn(3, 4)))
+    assert paired(model, torch.randn(2, 3, 4), "qnn-int8")["Add"] == 4
 
 
 def test_outputs_by_name_are_quantized():
     """QNN's results have quantizers in dictionaries too, as many as in the plan of the exported model."""
-    model, x = Named().eval(), torch.randn(2, 4)
+
+    def named(self, x):  # as in transformers
+        return {"first": self.first(x), "rest": [self.rest(x).relu()]}
+
+    model, x = made_of(named, first=nn.Linear(4, 4), rest=nn.Linear(4, 4)), torch.randn(2, 4)
     assert paired(model, x, "qnn-int8")["QuantizeLinear"] == 3
     assert model(x).keys() == {"first", "rest"} and type(model(x)["rest"]) is list
 
 
-class FrozenNorm(nn.Module):
-    """A convolution with a norm of constants, as detectors freeze them."""
+def test_constants_are_quantized_as_a_whole():
+    """A quantizer stands behind what the exporter folds: inside of it, it would stop the folding."""
 
-    def __init__(self):
-        """Make the layer and the constants."""
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3)
-        for name in ("weight", "bias", "mean", "variance"):
-            self.register_buffer(name, torch.rand(4) + 0.5)
-
-    def forward(self, x):
-        """[N, 2, H, W] to [N, 4, H - 2, W - 2]."""
+    def normed(self, x):  # as detectors freeze norms
         weight, bias, mean, variance = (buffer.reshape(1, -1, 1, 1) for buffer in self.buffers(recurse=False))
         scale = weight * (variance + 1e-5).rsqrt()
         return self.conv(x) * scale + (bias - mean * scale)
 
-
-def test_constants_are_quantized_as_a_whole():
-    """A quantizer stands behind what the exporter folds: inside of it, it would stop the folding."""
-    kinds = paired(FrozenNorm().eval(), torch.randn(2, 2, 6, 6), "onnxruntime-int8")
+    model = made_of(normed, conv=nn.Conv2d(2, 4, 3))
+    for name in ("weight", "bias", "mean", "variance"):
+        model.register_buffer(name, torch.rand(4) + 0.5)
+    kinds = paired(model, torch.randn(2, 2, 6, 6), "onnxruntime-int8")
     assert not {"Reciprocal", "Sqrt", "Sub"} & set(kinds)
 
 
-class Grouped(nn.Module):
-    """Attention whose keys and values have fewer heads, which it repeats itself only where it is exported."""
+def test_tensors_that_an_export_alone_moves_are_quantized():
+    """They have the scale of the tensor that attention reads otherwise, and as many pairs as in the plan."""
 
-    def __init__(self):
-        super().__init__()
-        self.queries, self.keys, self.values = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
-
-    def forward(self, x):
-        """[N, T, 8] to the same."""
+    def grouped(self, x):  # keys and values have fewer heads, which it repeats itself only in an export
         parts = (layer(x) for layer in (self.queries, self.keys, self.values))
         q, k, v = (part.unflatten(-1, (-1, 2)).transpose(1, 2) for part in parts)
         v = v + k
@@ -413,34 +355,24 @@ class Grouped(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, enable_gqa=not is_exported)
         return y.transpose(1, 2).flatten(2)
 
-
-def test_tensors_that_an_export_alone_moves_are_quantized():
-    """They have the scale of the tensor that attention reads otherwise, and as many pairs as in the plan."""
-    model, x = Grouped().eval(), torch.randn(2, 3, 8)
-    expected = onnxfq.make_plan(onnxfq.load(export_torch(model, (x,))), onnxfq.load_recipe("qnn-int8"))
-    assert not prepared(model, x, "qnn-int8").skipped
-    exported = export_torch(model, (x,))
-    kinds = [node.op_type for node in exported.graph.node]
-    assert kinds.count("QuantizeLinear") == len(expected.activations)
-    assert kinds.count("Gather") == kinds.count("Expand") == 1
-    wanted = model(x).detach().numpy()
-    (found,) = onnxruntime.InferenceSession(exported.SerializeToString()).run(None, {"x": x.numpy()})
+    sizes, x = {"queries": 8, "keys": 4, "values": 4}, torch.randn(2, 3, 8)
+    model = made_of(grouped, **{name: nn.Linear(8, size) for name, size in sizes.items()})
+    kinds = paired(model, x, "qnn-int8")
+    assert not plan_of(model).skipped and kinds["Gather"] == kinds["Expand"] == 1
+    wanted, exported = model(x).detach().numpy(), export_torch(model, (x,)).SerializeToString()
+    (found,) = onnxruntime.InferenceSession(exported).run(None, {"x": x.numpy()})
     # Sums in another order may round to the next of 256 numbers, in each of five steps.
     assert np.abs(found - wanted).max() <= 5 / 255 * np.ptp(wanted)
 
 
-class Indexing(nn.Module):
-    """A forward that adds indices where it is exported, as masks of language models do."""
+def test_calls_on_integers_have_no_place():
+    """Sums of indices that an export alone has, as for masks, hide no sum of floats from the plan."""
 
-    def forward(self, x):
-        """Add twice."""
+    def indexing(self, x):
         first = torch.arange(4) + 1 if torch.compiler.is_exporting() else torch.arange(1, 5)
         return (x + x) + x[:, first % 4]
 
-
-def test_calls_on_integers_have_no_place():
-    """Sums of indices that an export alone has hide no sum of floats from the plan."""
-    model, x = nn.Sequential(nn.Linear(4, 4), Indexing()).eval(), torch.ones(4, 4)
+    model, x = nn.Sequential(nn.Linear(4, 4), made_of(indexing)).eval(), torch.ones(4, 4)
     plan = prepared(model, x, "qnn-int8")
     assert "Add 2/2" in [str(row) for row in plan.coverage()]
     model(x)
@@ -451,7 +383,7 @@ def test_the_first_batch_completes_the_plan():
     """Until then it names what waits; afterwards it equals the plan by example inputs."""
     x, plans, names = torch.randn(2, 2, 4, 4), [], []
     for inputs in (None, (x,), {"x": x}):
-        model = Parts().eval()
+        model = make_parts()
         plan = quantize_module(model, recipe(target="tensorrt"), example_inputs=inputs)
         if inputs is None:
             assert "planned with the first batch" in plan.skipped[0].why
@@ -465,21 +397,13 @@ def test_the_first_batch_completes_the_plan():
         names.append(list(quantizers(model)))
     assert plans[0] == plans[1] == plans[2] and names[0] == names[1] == names[2]
     with pytest.raises(ModelError, match="call quantize_module with it first"):
-        plan_of(Parts())
+        plan_of(make_parts())
 
 
 def test_a_layer_that_runs_twice_has_one_quantizer():
     """Its inputs are two tensors on one grid."""
-
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.layer(torch.relu(self.layer(x)))
-
-    model, x = Twice().eval(), torch.randn(3, 4)
+    model = made_of(lambda self, x: self.layer(torch.relu(self.layer(x))), layer=nn.Linear(4, 4))
+    x = torch.randn(3, 4)
     plan = prepared(model, x)
     assert [p.tensor for p in plan.placements] == ["layer.input", "layer.weight"]
     seen = model.layer.input_quantizer
@@ -547,20 +471,19 @@ def test_overrides_by_name_glob_and_type():
     assert "Conv2d 9/10" in [str(row) for row in plan.coverage()]
 
 
-class Everything(nn.Module):
-    """One of each kind of layer and operation that is quantized."""
+def multiply_in_all_ways(self, x):
+    """[L, N] of int64 to [L, N, N]: one of each kind of layer and operation that is quantized."""
+    y = self.gru(self.lstm(self.words(x))[0])[0]
+    y = y + self.linear(self.attention(y, y, y)[0])
+    z = torch.bmm(y, y.transpose(1, 2))
+    return z.matmul(torch.matmul(z, z @ z))
 
-    def __init__(self):
-        super().__init__()
-        self.words, self.lstm, self.gru = nn.Embedding(9, 8), nn.LSTM(8, 8), nn.GRU(8, 8)
-        self.attention, self.linear = nn.MultiheadAttention(8, 2), nn.Linear(8, 8)
 
-    def forward(self, x):
-        """[L, N] of int64 to [L, N, N]."""
-        y = self.gru(self.lstm(self.words(x))[0])[0]
-        y = y + self.linear(self.attention(y, y, y)[0])
-        z = torch.bmm(y, y.transpose(1, 2))
-        return z.matmul(torch.matmul(z, z @ z))
+def make_everything():
+    """Return a module with them."""
+    layers = {"words": nn.Embedding(9, 8), "lstm": nn.LSTM(8, 8), "gru": nn.GRU(8, 8)}
+    layers |= {"attention": nn.MultiheadAttention(8, 2), "linear": nn.Linear(8, 8)}
+    return made_of(multiply_in_all_ways, **layers)
 
 
 KINDS = {
@@ -579,17 +502,13 @@ KINDS = {
     "matmul_2": ({"matmul_2_input", "matmul_2_other"}, None),
 }
 PRODUCTS = {"bmm", "matmul", "matmul_1", "matmul_2"}
-
-
 IDS = torch.zeros(2, 3, dtype=torch.int64)
-
-
 ONCE = {"matmul_other", "matmul_1_input", "matmul_2_input"}
 
 
 def test_every_kind_is_placed():
     """Each kind of layer and operation has quantizers on what it multiplies; one tensor has one."""
-    found = {p.tensor for p in quantize_module(Everything(), recipe(), example_inputs=IDS).placements}
+    found = {p.tensor for p in quantize_module(make_everything(), recipe(), example_inputs=IDS).placements}
     own = set().union(*(tensors for tensors, _ in KINDS.values()))
     assert found == own - ONCE
 
@@ -608,22 +527,10 @@ def test_every_kind_of_layer_is_reached(kind, how):
     }[how]
     kept = recipe(overrides=[{**override, "keep_float": True}])
     given = IDS if kind == "attention" else None  # it is planned once it has run
-    found = {p.tensor for p in quantize_module(Everything(), kept, example_inputs=given).placements}
+    found = {p.tensor for p in quantize_module(make_everything(), kept, example_inputs=given).placements}
     for name in KINDS.keys() - PRODUCTS - (set() if kind == "attention" else {"attention"}):
         own, _ = KINDS[name]
         assert (not found & own) if name == kind else own <= found, name
-
-
-class Products(nn.Module):
-    """Two products of different tensors, and a layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x, y):
-        """[N, 4, 4] twice."""
-        return self.linear(torch.bmm(x, y)) + (x * 2) @ (y * 2)
 
 
 @pytest.mark.parametrize(
@@ -645,25 +552,23 @@ def test_every_product_is_reached(override, taken):
     inputs = torch.ones(2, 4, 4), torch.ones(2, 4, 4)
     kept = recipe(overrides=[{**override, "keep_float": True}])
     every = {"bmm_input", "bmm_other", "matmul_input", "matmul_other", "linear.input", "linear.weight"}
+
+    def multiply(self, x, y):
+        return self.linear(torch.bmm(x, y)) + (x * 2) @ (y * 2)
+
+    model = made_of(multiply, linear=nn.Linear(4, 4))
     if taken == every:
         with pytest.raises(ModelError, match="nothing to quantize"):
-            quantize_module(Products(), kept, example_inputs=inputs)
+            quantize_module(model, kept, example_inputs=inputs)
         return
-    plan = quantize_module(Products(), kept, example_inputs=inputs)
+    plan = quantize_module(model, kept, example_inputs=inputs)
     assert {p.tensor for p in plan.placements} == every - taken
     assert all("kept in float by an override" in one.why for one in plan.skipped)
 
 
-class Sum(nn.Module):
-    """A sum of two branches between convolutions."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(2, 2, 1)
-
-    def forward(self, x):
-        """[N, 2, H, W] to the same."""
-        return self.conv(self.conv(x) + torch.relu(x))
+def make_sum():
+    """Return a sum of two branches between convolutions."""
+    return made_of(lambda self, x: self.conv(self.conv(x) + torch.relu(x)), conv=nn.Conv2d(2, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -672,54 +577,40 @@ class Sum(nn.Module):
 def test_residual_sums_are_reached(override):
     """The same holds for the skip branch of a sum, for a target that quantizes it."""
     x = torch.ones(1, 2, 4, 4)
-    plan = quantize_module(Sum(), recipe(target="tensorrt"), example_inputs=x)
+    plan = quantize_module(make_sum(), recipe(target="tensorrt"), example_inputs=x)
     assert "add_other" in {p.tensor for p in plan.placements}
     kept = recipe(target="tensorrt", overrides=[{**override, "keep_float": True}])
-    rest = {p.tensor for p in quantize_module(Sum(), kept, example_inputs=x).placements}
+    rest = {p.tensor for p in quantize_module(make_sum(), kept, example_inputs=x).placements}
     assert rest == {p.tensor for p in plan.placements} - {"add_other"}
 
 
-class Written(Sum):
-    """The same, written over the first branch and then turned, by calls whose results nobody takes."""
+def test_calls_that_write_over_a_tensor_are_planned():
+    """The forward reads on from the tensor, though marks and rounding have made another one."""
 
-    def forward(self, x):
-        """[N, 2, H, W] to [N, 2, W, H]."""
+    def write(self, x):  # over the first branch, and turned, by calls whose results nobody takes
         y = self.conv(x)
         y.add_(torch.relu(x))
         y = self.conv(y)
         y.transpose_(2, 3)
         return y
 
-
-def test_calls_that_write_over_a_tensor_are_planned():
-    """The forward reads on from the tensor, though marks and rounding have made another one."""
-    one, other, x = Sum().eval(), Written().eval(), torch.randn(1, 2, 4, 4)
+    one, other, x = make_sum(), made_of(write, conv=nn.Conv2d(2, 2, 1)), torch.randn(1, 2, 4, 4)
     other.load_state_dict(one.state_dict())
     prepared(one, x, "qnn-int8")
     assert paired(other, x, "qnn-int8")["Add"] == 1
     assert torch.equal(other(x), one(x).transpose(2, 3))
 
 
-class PreActivated(Sum):
-    """A convolution and a skip behind an activation."""
-
-    def __init__(self, activate):
-        super().__init__()
-        self.activate = activate
-
-    def forward(self, x):
-        """[N, 2, H, W] to the same."""
-        z = self.activate(self.conv(x))
-        return self.conv(z) + z
+def skip_behind(self, x):
+    """Return [N, 2, H, W]: a convolution and a skip behind an activation."""
+    z = self.activate(self.conv(x))
+    return self.conv(z) + z
 
 
-class WrittenOver(PreActivated):
-    """The same by an activation that writes over its input."""
-
-    def forward(self, x):
-        """[N, 2, H, W] to the same."""
-        y = self.conv(x)
-        return self.conv(self.activate(y)) + y
+def skip_over(self, x):
+    """Return the same by an activation that writes over its input."""
+    y = self.conv(x)
+    return self.conv(self.activate(y)) + y
 
 
 @pytest.mark.parametrize(
@@ -735,7 +626,10 @@ class WrittenOver(PreActivated):
 )
 def test_activations_write_over_what_the_caller_holds(make):
     """The skip reads the result of an activation in place, as in torch, and gradients run through it."""
-    one, other = PreActivated(make(False)).eval(), WrittenOver(make(True)).eval()
+    one, other = (
+        made_of(forward, conv=nn.Conv2d(2, 2, 1), activate=make(inplace))
+        for forward, inplace in ((skip_behind, False), (skip_over, True))
+    )
     other.load_state_dict(one.state_dict())
     x = torch.randn(1, 2, 4, 4)
     plans = [prepared(model, x, "qnn-int8") for model in (one, other)]
@@ -747,26 +641,20 @@ def test_activations_write_over_what_the_caller_holds(make):
     assert torch.allclose(*gradients)
 
 
-class Ranged(nn.Module):
-    """Layers and products that read what has a range by definition, some through Dropout."""
+def test_ranges_known_from_mathematics():
+    """Outputs of Softmax, Sigmoid and Tanh get their range, not the data's, as on the ONNX side."""
 
-    def __init__(self):
-        super().__init__()
-        self.one, self.two, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout()
-        self.tail = nn.Sequential(nn.Tanh(), nn.Dropout(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-
-    def forward(self, x):
-        """Return [N, 4, 2]."""
+    def ranged(self, x):
         y = self.two(self.drop(torch.sigmoid(self.one(x))))
         return self.tail(F.softmax(y, -1) @ y)
 
-
-def test_ranges_known_from_mathematics():
-    """Outputs of Softmax, Sigmoid and Tanh get their range, not the data's, as on the ONNX side."""
+    layers = {"one": nn.Linear(4, 4), "two": nn.Linear(4, 4), "drop": nn.Dropout()}
+    tail = nn.Sequential(nn.Tanh(), nn.Dropout(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     names = ["Softmax", "Sigmoid", "Tanh"]
     content = {"name": "test", "target": "simulation", "weights": {"qtype": "int8"}}
     content["activations"] = {"qtype": "int8", "calibrator": "minmax", "known_ranges": names}
-    asked, model, x = Recipe.model_validate(content), Ranged().eval(), torch.randn(2, 4, 4)
+    asked, model = Recipe.model_validate(content), made_of(ranged, **layers, tail=tail)
+    x = torch.randn(2, 4, 4)
     plain = onnxfq.load(export_torch(model, (x,)))
     plan = prepared(model, x, asked)
     known = {p.tensor: p.calibrator for p in plan.placements if p.calibrator != "minmax"}
@@ -785,17 +673,10 @@ def test_ranges_known_from_mathematics():
     assert why.endswith("every output of Softmax lies in [0, 1]")
 
 
-class Masked(nn.Module):
-    """Attention as it is often written: a factor, a mask, Softmax, dropout, a layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.drop, self.soft, self.head = nn.Dropout(), nn.Softmax(-1), nn.Linear(16, 4)
-
-    def forward(self, x, mask):
-        """[N, 4, 16] to [N, 4, 4]."""
-        scores = (torch.bmm(x, x.transpose(1, 2)) / 4).masked_fill(mask, -1e9)
-        return self.head(torch.matmul(self.drop(self.soft(scores)), x))
+def attend_by_hand(self, x, mask):
+    """[N, 4, 16] to [N, 4, 4], as it is often written: a factor, a mask, Softmax, dropout, a layer."""
+    scores = (torch.bmm(x, x.transpose(1, 2)) / 4).masked_fill(mask, -1e9)
+    return self.head(torch.matmul(self.drop(self.soft(scores)), x))
 
 
 @pytest.mark.grid
@@ -805,7 +686,8 @@ def test_attention_is_quantized_as_a_whole_or_not_at_all(kept, other, target):
     """If one product is kept in float, TensorRT's plan keeps the other too and says why, as on ONNX."""
     asked = recipe(target=target, overrides=[{"nodes": [kept], "keep_float": True}])
     inputs = torch.ones(2, 4, 16), torch.zeros(2, 4, 4, dtype=torch.bool)
-    plan = quantize_module(Masked(), asked, example_inputs=inputs)
+    model = made_of(attend_by_hand, drop=nn.Dropout(), soft=nn.Softmax(-1), head=nn.Linear(16, 4))
+    plan = quantize_module(model, asked, example_inputs=inputs)
     placed = {p.tensor for p in plan.placements}
     reasons = {s.name: s.why for s in plan.skipped}
     if target == "onnxruntime":
@@ -823,18 +705,15 @@ def test_a_plan_is_made_without_notes(capfd, caplog):
     assert capfd.readouterr() == ("", "") and not caplog.records
 
 
-def test_small_shapes_are_refused():
-    """A recipe that leaves small shapes in float cannot be kept: a module has none before it runs."""
-    asked = recipe().model_copy(update={"small_shapes": "float"})
-    with pytest.raises(RecipeError, match="test leaves small shapes in float.*remove small_shapes"):
-        quantize_module(nn.Sequential(nn.Linear(4, 4)), asked)
-
-
 def test_softmax_of_attention_has_the_scale_tensorrt_wants():
     """With tensorrt-fp8 the probabilities of MultiheadAttention have the scale 1/448, whatever was seen."""
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     prepared(model, torch.randn(2, 5, 8), "tensorrt-fp8")
     assert model.self_attn.context_input_quantizer.scale == torch.tensor(1 / 448)
+
+
+FUNCTION = made_of(lambda self, x: F.conv2d(x, self.k, groups=4), k=nn.Parameter(torch.ones(4, 1, 3, 3)))
+"""Depthwise convolution as a function."""
 
 
 @pytest.mark.parametrize(
@@ -851,41 +730,23 @@ def test_softmax_of_attention_has_the_scale_tensorrt_wants():
     ],
 )
 def test_what_a_module_has_not(fields, message):
-    """Scales that a rule makes and fractional zero points are refused in one line with the remedy."""
+    """Scales that a rule makes and fractional zero points are refused in one line with the remedy.
+
+    A product in a forward is refused as a layer is, and the module stays as it was.
+    """
     content = {"name": "test", "target": "simulation", "weights": {"qtype": "int8"}}
     content["activations"] = {"qtype": "int8", **fields}
     model = nn.Sequential(nn.Linear(4, 4))
-    with pytest.raises(RecipeError, match=f"test asks for {message}.*quantize the exported ONNX"):
-        quantize_module(model, Recipe.model_validate(content))
-    assert not quantizers(model)
+    for one, inputs in ((model, None), (FUNCTION, torch.ones(2, 4, 5, 5))):
+        kind = type(one)
+        with pytest.raises(RecipeError, match=f"test asks for {message}.*quantize the exported ONNX"):
+            quantize_module(one, Recipe.model_validate(content), example_inputs=inputs)
+        assert type(one) is kind and not quantizers(one)
     with pytest.raises(RecipeError, match="mxint8 asks for dynamic scales"):
         quantize_module(model, "mxint8")
 
 
-def test_what_a_function_has_not():
-    """A product in a forward is refused as a layer is, and the module stays as it was."""
-    content = {"name": "test", "target": "simulation", "weights": {"qtype": "int8"}}
-    content["activations"] = {"qtype": "int8", "dynamic": True}
-    model = Functional()
-    with pytest.raises(RecipeError, match="test asks for dynamic scales.*quantize the exported ONNX"):
-        quantize_module(model, Recipe.model_validate(content), example_inputs=torch.ones(2, 4, 5, 5))
-    assert type(model) is Functional and not quantizers(model)
-
-
-class Functional(nn.Module):
-    """Depthwise convolution as a function."""
-
-    def __init__(self) -> None:
-        """Hold one kernel for each of four channels."""
-        super().__init__()
-        self.kernels = nn.Parameter(torch.ones(4, 1, 3, 3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Convolve every channel with its own kernel."""
-        return F.conv2d(x, self.kernels, groups=4)
-
-
-@pytest.mark.parametrize("depthwise", [nn.Conv2d(4, 4, 3, groups=4), Functional()])
+@pytest.mark.parametrize("depthwise", [nn.Conv2d(4, 4, 3, groups=4), FUNCTION])
 def test_rewrites_of_onnx_models_are_named(depthwise):
     """The plan says which parts of a recipe a module lacks; `depthwise: float` holds as in the export."""
     layers = nn.Conv2d(2, 4, 1), depthwise, nn.Flatten(), nn.Linear(16, 3)
@@ -936,25 +797,23 @@ def test_embeddings_and_recurrent_layers_need_a_word():
     assert model["words"](torch.tensor([3])).shape == (1, 4) and table.weight_quantizer.scale.shape == (9,)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "asked"),
-    [
-        (RecipeError, "node 'steem.0', which the model lacks; nearest: stem.0", {"nodes": ["steem.0"]}),
-        (RecipeError, "tensor 'head.weigth'.*nearest: head.weight", {"tensors": ["head.weigth"]}),
-        (RecipeError, "op type 'Conv4d'.*nearest: Conv2d", {"op_types": ["Conv4d"]}),
-    ],
-)
-def test_unknown_names(error, message, asked):
-    """A name that matches nothing is an error of one line with the nearest names, and nothing is changed."""
-    model = small_network("residual_cnn")
-    with pytest.raises(error, match=message):
-        quantize_module(model, recipe(overrides=[{**asked, "keep_float": True}]))
-    assert not quantizers(model)
-
-
 def test_refusals():
-    """Quantizing twice, nothing to quantize and what the target cannot take are errors of one line."""
+    """Names that match nothing, quantizing twice, and nothing to quantize are errors of one line.
+
+    So is what the target cannot take. The lines have the nearest names, and nothing is changed.
+    """
     model = small_network("residual_cnn")
+    for message, asked in (
+        ("node 'steem.0', which the model lacks; nearest: stem.0", {"nodes": ["steem.0"]}),
+        ("tensor 'head.weigth'.*nearest: head.weight", {"tensors": ["head.weigth"]}),
+        ("op type 'Conv4d'.*nearest: Conv2d", {"op_types": ["Conv4d"]}),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            quantize_module(model, recipe(overrides=[{**asked, "keep_float": True}]))
+        assert not quantizers(model)
+    asked = recipe().model_copy(update={"small_shapes": "float"})  # a module has none before it runs
+    with pytest.raises(RecipeError, match="test leaves small shapes in float.*remove small_shapes"):
+        quantize_module(model, asked)
     with pytest.raises(RecipeError, match="node 'stem.0', tensor 'stem.0.input': TensorRT takes int4 only"):
         quantize_module(model, recipe("int4", target="tensorrt"))
     quantize_module(model)
@@ -984,27 +843,25 @@ def test_training_with_learned_grids(learned):
     assert all(p.grad is not None for n, p in model.named_parameters() if "norm" not in n)
 
 
-class Windows(nn.Module):
-    """Shifted windows with a table of parameters, views in a row, a norm, and parts that are stacked."""
+def shift_windows(self, x):
+    """Return [N, 2, 16, 8] of [N, 4, 4, 8], by a table of parameters, views in a row, a norm, and a stack."""
+    y = torch.roll(x, (-1, 1), (1, 2)).view(-1, 2, 2, 4, 8).view(-1, 16, 8)
+    y = self.proj(y).view(-1, 16, 8) + self.table[self.places][:, :8]
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1)
+    return torch.stack([F.silu(y.sin()), y.roll(3, 1)], 1) * 2
 
-    def __init__(self):
-        """Make a projection and the table."""
-        super().__init__()
-        self.proj, self.table = nn.Linear(8, 8), nn.Parameter(torch.randn(9, 16))
-        self.register_buffer("places", torch.arange(16) % 9)
 
-    def forward(self, x):
-        """Return [N, 2, 16, 8] of [N, 4, 4, 8]."""
-        y = torch.roll(x, (-1, 1), (1, 2)).view(-1, 2, 2, 4, 8).view(-1, 16, 8)
-        y = self.proj(y).view(-1, 16, 8) + self.table[self.places][:, :8]
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1)
-        return torch.stack([F.silu(y.sin()), y.roll(3, 1)], 1) * 2
+def make_windows():
+    """Return a module with them."""
+    made = made_of(shift_windows, proj=nn.Linear(8, 8), table=nn.Parameter(torch.randn(9, 16)))
+    made.register_buffer("places", torch.arange(16) % 9)
+    return made
 
 
 @pytest.fixture(scope="module")
 def windows():
     """Return the export of the float module, which every recipe is held against."""
-    return onnxfq.load(export_torch(Windows().eval(), (torch.randn(2, 4, 4, 8),)))
+    return onnxfq.load(export_torch(make_windows(), (torch.randn(2, 4, 4, 8),)))
 
 
 @pytest.mark.parametrize("name", ["tensorrt-int8", "onnxruntime-int8", "openvino-int8", "qnn-int8"])
@@ -1012,7 +869,7 @@ def test_calls_that_the_export_writes_out_or_joins(name, windows):
     """The export has the pairs of the ONNX road for joined and folded nodes, and for calls of several."""
     x, constants = torch.randn(2, 4, 4, 8), windows.constants
     wanted = onnxfq.make_plan(windows, onnxfq.load_recipe(name).override(activations={"equalize": "none"}))
-    model = Windows().eval()
+    model = make_windows()
     quantize_module(model, name, example_inputs=x)
     with torch.no_grad(), compute_encodings(model):
         want = model(x)

@@ -12,6 +12,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
+from quantized_modules import recipe
 from torch.ao.quantization import observer as peers
 
 import onnxfq
@@ -33,45 +34,32 @@ def batches(count: int = 5, *shape: int, seed: int = 0) -> list[torch.Tensor]:
     return [torch.randn(*(shape or (4, 8)), generator=generator) * (i + 1) for i in range(count)]
 
 
-@pytest.mark.parametrize("constant", [0.01, 0.3])
-def test_moving_average_has_torchs_bits(constant):
-    """The moving average equals torch.ao's observers, per tensor and per channel, bit for bit."""
-    ours = MovingAverage(QuantSpec(qtype="int8"), constant)
-    theirs = peers.MovingAverageMinMaxObserver(averaging_constant=constant)
-    channels = MovingAverage(QuantSpec(qtype="int8", axis=1), constant)
-    their_channels = peers.MovingAveragePerChannelMinMaxObserver(averaging_constant=constant, ch_axis=1)
-    for x in batches(20):
-        for one in (ours, theirs, channels, their_channels):
-            one(x)
-    for a, b in ((ours, theirs), (channels, their_channels)):
-        assert torch.equal(a.rmin, b.min_val) and torch.equal(a.rmax, b.max_val)
-
-
 @pytest.mark.sample
-def test_minmax_has_torchs_bits():
-    """The same holds for the range of all tensors."""
-    ours, theirs = FakeQuantize("int8"), peers.MinMaxObserver()
-    for x in batches():
-        ours(x), theirs(x)
-    assert (ours.observer.rmin, ours.observer.rmax) == (theirs.min_val, theirs.max_val)
+@pytest.mark.parametrize("constant", [0.01, 0.3])
+def test_ranges_have_torchs_bits(constant):
+    """Moving averages, per tensor and per channel, and ranges of all tensors have the bits of torch.ao's."""
+    tensor, channel = QuantSpec(qtype="int8"), QuantSpec(qtype="int8", axis=1)
+    average = {"averaging_constant": constant}
+    pairs = [
+        (MovingAverage(tensor, constant), peers.MovingAverageMinMaxObserver(**average)),
+        (MovingAverage(channel, constant), peers.MovingAveragePerChannelMinMaxObserver(**average, ch_axis=1)),
+        (FakeQuantize("int8").observer, peers.MinMaxObserver()),
+    ]
+    for x in batches(20):
+        for ours, theirs in pairs:
+            ours(x), theirs(x)
+    for ours, theirs in pairs:
+        assert torch.equal(ours.rmin, theirs.min_val) and torch.equal(ours.rmax, theirs.max_val)
 
 
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        {},
-        {"axis": 1},
-        {"axis": -1, "block_size": 3},
-        {"axis": 0, "block_size": 9},
-        {"block_shape": (2, -1, 3)},
-    ],
-)
+BLOCKS = [{}, {"axis": 1}, {"axis": -1, "block_size": 3}, {"axis": 0, "block_size": 9}]
+
+
+@pytest.mark.parametrize("blocks", [*BLOCKS, {"block_shape": (2, -1, 3)}])
 def test_group_limits(blocks):
     """The ends of each group are its elements' ends, the short last block's too."""
-    spec, x = (
-        QuantSpec(qtype="int4", **blocks),
-        torch.randn(5, 4, 7, generator=torch.Generator().manual_seed(3)),
-    )
+    spec = QuantSpec(qtype="int4", **blocks)
+    x = torch.randn(5, 4, 7, generator=torch.Generator().manual_seed(3))
     low, high = group_limits(x, spec)
     shape = Layout(spec.granularity, x.shape).scale_shape
     ids = expand_params(np.arange(low.numel()).reshape(shape), x.shape, spec.granularity)
@@ -129,15 +117,7 @@ def test_scales_equal_onnxruntimes_calibration(calibrator, qtype, tmp_path):
     path = tmp_path / "model.onnx"
     onnxfq.export_torch(plain, (data[0],), path, input_names=["x"])
     loaded = onnxfq.load(path)
-    recipe = onnxfq.Recipe.model_validate(
-        {
-            "name": "test",
-            "target": "simulation",
-            "activations": {"qtype": qtype, "symmetric": spec.symmetric, "calibrator": calibrator},
-            "weights": {"qtype": "int8"},
-        }
-    )
-    plan = onnxfq.make_plan(loaded, recipe)
+    plan = onnxfq.make_plan(loaded, recipe(qtype).override(activations={"calibrator": calibrator}))
     statistics = onnxfq.collect_statistics(loaded, plan, [{"x": x.numpy()} for x in data])
     encoding = calibrate(loaded, plan, statistics)["x"]
     assert model.one.scale.numpy() == encoding.scale
@@ -155,9 +135,8 @@ def test_scales_equal_onnxruntimes_calibration(calibrator, qtype, tmp_path):
 def test_live_scales_equal_choose_qparams(observer, power_of_two):
     """Scales made by torch operations at every input have the bits of the core's rule for the range."""
     for symmetric in (True, False):
-        one = FakeQuantize(
-            QuantSpec(qtype="int8", axis=1, symmetric=symmetric, power_of_two=power_of_two), observer
-        )
+        spec = QuantSpec(qtype="int8", axis=1, symmetric=symmetric, power_of_two=power_of_two)
+        one = FakeQuantize(spec, observer)
         for x in batches():
             one(x)
             rules = onnxfq.ParamRules(power_of_two=power_of_two)
@@ -165,21 +144,6 @@ def test_live_scales_equal_choose_qparams(observer, power_of_two):
             scale, zero_point = onnxfq.choose_qparams(*limits, one.spec.qtype, symmetric, rules)
             np.testing.assert_array_equal(one.scale.numpy(), scale)
             np.testing.assert_array_equal(one.zero_point.numpy(), zero_point)
-
-
-def test_switches_hold_at_any_time():
-    """Each switch stops its part and nothing else, and may change between two steps."""
-    one, (x, wide) = FakeQuantize("int4"), batches(2)
-    one(x)
-    scale = one.scale.clone()
-    one.observer_enabled = False
-    assert torch.equal(one(wide), fake_quantize(wide, scale, qtype="int4"))
-    one.fake_quant_enabled = False
-    assert one(wide) is wide
-    one.enable_observer()
-    assert one(wide) is wide and one.scale > scale
-    one.disable_observer(), one.enable_fake_quant()
-    assert not torch.equal(one(wide), wide)
 
 
 def test_is_initialized_and_the_error_before():
@@ -215,10 +179,8 @@ def test_set_qparams():
     """Scale and zero point are taken as given, per axis too, and their rules are checked."""
     one = FakeQuantize(QuantSpec(qtype="uint4", symmetric=False, axis=0))
     one.set_qparams([0.5, 0.25], [3, 4])
-    x = torch.randn(2, 9)
-    assert torch.equal(
-        one(x), fake_quantize(x, torch.tensor([0.5, 0.25]), torch.tensor([3, 4]), qtype="uint4", axis=0)
-    )
+    x, given = torch.randn(2, 9), (torch.tensor([0.5, 0.25]), torch.tensor([3, 4]))
+    assert torch.equal(one(x), fake_quantize(x, *given, qtype="uint4", axis=0))
     for message, args in (
         ("finite and positive", (-1.0,)),
         (r"in \[0, 15\] for uint4, found 16", (1.0, 16)),
@@ -249,14 +211,8 @@ def test_with_args_and_repr():
     one = factory(observer=None)
     one.set_qparams(0.25)
     text = repr(one)
-    for part in (
-        "int4 symmetric per-tensor",
-        "half_up",
-        "reciprocal",
-        "scale=0.25",
-        "fake_quant_enabled=True",
-    ):
-        assert part in text
+    parts = "int4 symmetric per-tensor", "half_up", "reciprocal", "scale=0.25", "fake_quant_enabled=True"
+    assert all(part in text for part in parts)
     assert factory() is not factory()
     assert "no scale yet" in repr(factory())
 
@@ -362,3 +318,50 @@ def test_learned_symmetric_ends_are_aimets(bits):
     (rounded * (high - low) / steps).square().sum().backward()
     width = low.detach() * low.grad + high.detach() * high.grad  # by the chain rule
     torch.testing.assert_close(quantizer.log_ratio.grad, width, rtol=1e-4, atol=1e-3)  # sums in another order
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bitwidth", "setting bitwidth of a FakeQuantize has no effect; make a new FakeQuantize"),
+        ("symmetric", "make a new FakeQuantize with another spec"),
+        ("min", "setting min of a FakeQuantize has no effect; use set_range"),
+        ("amax", "use set_range"),
+        ("spec", "spec of a FakeQuantize is fixed"),
+        ("fake_quant_enable", "a FakeQuantize has no fake_quant_enable to set; nearest: fake_quant_enabled"),
+    ],
+)
+def test_attributes_without_effect(name: str, words: str) -> None:
+    """One line that says what to do; names of torch's own tools stay free."""
+    made = FakeQuantize("int8")
+    with pytest.raises(SpecError, match=words):
+        setattr(made, name, nn.Parameter(torch.ones(())))
+    made.qconfig = None
+    assert name not in dict(made.named_parameters())
+
+
+@pytest.mark.parametrize("how", ["set_range", "set_qparams", "disable_observer"])
+def test_given_scales_are_not_overwritten_silently(how: str) -> None:
+    """`compute_encodings` asks for a decision, and then keeps or replaces the scale as AIMET does."""
+    model, x = nn.Sequential(FakeQuantize("int8")), torch.linspace(-1, 2, 8)
+    (quantizer,) = model
+    if how == "set_range":
+        quantizer.set_range(-1.0, 1.0)
+    elif how == "set_qparams":
+        quantizer.set_qparams(0.5)
+    else:
+        with compute_encodings(model):
+            model(x / 2)
+        quantizer.disable_observer()
+    before = quantizer.qparams()
+    with pytest.raises(StatisticsError, match="quantizer '0' has a scale that was set or frozen by hand"):
+        with compute_encodings(model):
+            model(x)
+    quantizer.allow_overwrite(False)
+    with compute_encodings(model):
+        model(x)
+    assert quantizer.qparams() == before
+    quantizer.allow_overwrite()
+    with compute_encodings(model):
+        model(x)
+    assert quantizer.qparams() != before

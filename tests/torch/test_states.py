@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,22 @@ import pytest
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
+LIBRARY = pytest.importorskip("safetensors.torch")
+
 import onnx
 import torch
 import torch.ao.quantization as ao
 from quantized_modules import prepared
 
 import onnxfq
-from onnxfq.errors import ArgumentError, ModelError, RecipeError, SpecError
+from onnxfq.errors import ArgumentError, ModelError, OutputError, RecipeError, SpecError
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import (
     FakeQuantize,
+    checkpoints,
     compute_encodings,
     export_torch,
+    fake_quantize,
     load_checkpoint,
     quantize_module,
     quantizers,
@@ -32,6 +36,10 @@ from onnxfq.torch import (
 
 X = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 QUIET = pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+PLAIN = ao.QConfig(
+    activation=ao.FakeQuantize.with_args(observer=ao.MovingAverageMinMaxObserver),
+    weight=ao.default_weight_fake_quant,
+)
 
 
 class Net(nn.Module):
@@ -92,16 +100,10 @@ def test_a_state_of_another_format_is_refused() -> None:
         calibrated("onnxruntime-int8").load_state_dict(calibrated().state_dict())
     with pytest.raises(RuntimeError):  # the class that torch raises
         calibrated("onnxruntime-int8").load_state_dict(calibrated().state_dict(), strict=False)
-    axis = FakeQuantize(_spec(axis=1))
+    axis = FakeQuantize(QuantSpec(qtype="int8", axis=1))
     axis(torch.randn(4, 3))
     with pytest.raises(SpecError, match="per-axis 0, and the state dict has int8 symmetric per-axis 1"):
-        FakeQuantize(_spec(axis=0)).load_state_dict(axis.state_dict())
-
-
-def _spec(**fields: Any) -> Any:
-    from onnxfq.numerics.spec import QuantSpec
-
-    return QuantSpec(qtype="int8", **fields)
+        FakeQuantize(QuantSpec(qtype="int8", axis=0)).load_state_dict(axis.state_dict())
 
 
 def test_a_state_without_scales_is_refused_where_scales_are() -> None:
@@ -173,35 +175,67 @@ def scales(model: onnx.ModelProto) -> list[bytes]:
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "separate"])
 @pytest.mark.parametrize("kind", ["x86", "qnnpack", "plain"])
 def test_checkpoints_of_torch_ao(kind: str, fused: bool, tmp_path: Path) -> None:
-    """A state of prepare_qat gives torch's numbers in our module, and back in torch's.
+    """A state of prepare_qat gives torch's numbers in our module, and back in torch's, by files of two kinds.
 
     torch quantizes the output of the last layer too, by its own quantizer, which is applied to ours. With a
     separate BatchNorm it also quantizes between the convolution and the norm: one step of the output.
     """
-    plain = ao.QConfig(
-        activation=ao.FakeQuantize.with_args(observer=ao.MovingAverageMinMaxObserver),
-        weight=ao.default_weight_fake_quant,
-    )
-    qconfig = plain if kind == "plain" else ao.get_default_qat_qconfig(kind)
+    qconfig = PLAIN if kind == "plain" else ao.get_default_qat_qconfig(kind)
     theirs = trained_by_torch(qconfig, fused)
-    torch.save(theirs.state_dict(), tmp_path / "theirs.pt")
+    if fused:
+        torch.save(theirs.state_dict(), tmp_path / "theirs.pt")
+    else:
+        LIBRARY.save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
+    (file,) = tmp_path.iterdir()
     ours = network()
     quantize_module(ours, qconfig, example_inputs=X, fold_batchnorm=fused, arithmetic="reciprocal")
-    rest = load_checkpoint(ours, tmp_path / "theirs.pt", "torch-ao")
+    rest = load_checkpoint(ours, file, "torch-ao")
     between = () if fused else ("conv.activation_post_process",)
     assert rest == (*between, "head.activation_post_process")
     last = theirs.head.activation_post_process
     tolerance = 0.0 if fused else 1.01 * float(last.scale)
     torch.testing.assert_close(last(ours(X)), theirs(X), rtol=0, atol=tolerance)
-    saved = save_checkpoint(ours, tmp_path / "ours.pt", "torch-ao")
+    saved = save_checkpoint(ours, tmp_path / f"ours{file.suffix}", "torch-ao")
     left_out = {key for key in theirs.state_dict() if key.startswith(rest)}
     assert set(saved) == set(theirs.state_dict()) - left_out
+    path = tmp_path / f"ours{file.suffix}"
+    read = torch.load(path, weights_only=True) if fused else LIBRARY.load_file(path)
+    assert read.keys() == saved.keys()
+    assert all(torch.equal(read[k], v) and read[k].dtype == v.dtype for k, v in saved.items())
     other = trained_by_torch(qconfig, fused)
     for parameter in other.parameters():
         parameter.data.zero_()
     expected = theirs(X)
-    other.load_state_dict(torch.load(tmp_path / "ours.pt", weights_only=True), strict=False)
+    other.load_state_dict(read, strict=False)
     assert torch.equal(other(X), expected)
+
+
+def test_one_memory_under_two_names_is_written_twice(tmp_path: Path) -> None:
+    """The library refuses tensors that share memory, and views; a checkpoint has both."""
+    weight = torch.arange(12.0).reshape(3, 4)
+    state = {"a": weight, "b": weight, "c": weight.T}
+    for names, words in (("ab", "share memory"), ("c", "size and stride|contiguous")):
+        with pytest.raises((RuntimeError, ValueError), match=words):
+            LIBRARY.save_file({name: state[name] for name in names}, tmp_path / "refused.safetensors")
+    checkpoints.write_state(state, tmp_path / "state.safetensors")
+    read = checkpoints.read_state(tmp_path / "state.safetensors")
+    assert read.keys() == state.keys()
+    assert all(torch.equal(read[name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float64, torch.int64, torch.bool]
+)
+def test_types_of_safetensors(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The library reads every type that a state may have, scalars and empty tensors too, and we its file."""
+    state = {name: torch.ones(shape).to(dtype) for name, shape in (("a", (2, 3)), ("b", ()), ("c", (0, 4)))}
+    checkpoints.write_state(state, tmp_path / "ours.safetensors")
+    LIBRARY.save_file(state, tmp_path / "theirs.safetensors")
+    theirs = LIBRARY.load_file(tmp_path / "ours.safetensors")
+    for read in (theirs, checkpoints.read_state(tmp_path / "theirs.safetensors")):
+        assert read.keys() == state.keys()
+        assert all(read[name].dtype == dtype and read[name].shape == one.shape for name, one in state.items())
+        assert all(torch.equal(read[name].float(), one.float()) for name, one in state.items())
 
 
 @QUIET
@@ -211,11 +245,8 @@ def test_checkpoints_that_do_not_fit() -> None:
     asymmetric, empty = network(), network()
     quantize_module(asymmetric, "onnxruntime-int8")
     quantize_module(empty, "tensorrt-int8")
-    graph, bare, eight = (
-        {"activation_post_process_0.scale": X},
-        {"conv.weight": X},
-        calibrated("onnxruntime-int8"),
-    )
+    graph, bare = {"activation_post_process_0.scale": X}, {"conv.weight": X}
+    eight = calibrated("onnxruntime-int8")
     for kind, words, call in (
         (SpecError, "has 255 steps.*give 127.0", lambda: load_checkpoint(asymmetric, theirs, "torch-ao")),
         (ModelError, "call quantize_module first", lambda: load_checkpoint(network(), theirs, "torch-ao")),
@@ -233,17 +264,16 @@ def test_checkpoints_that_do_not_fit() -> None:
 @QUIET
 def test_horizons_keys_go_both_ways(tmp_path: Path) -> None:
     """Symmetric quantizers of torch.ao stand for Horizon's, whose plugin has the same keys."""
-    from torch.ao.quantization.observer import MovingAverageMinMaxObserver as Average
-
     symmetric = {"dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
-    both = ao.FakeQuantize.with_args(observer=Average, qscheme=torch.per_tensor_symmetric, **symmetric)
+    symmetric |= {"observer": ao.MovingAverageMinMaxObserver, "qscheme": torch.per_tensor_symmetric}
+    both = ao.FakeQuantize.with_args(**symmetric)
     qconfig = ao.QConfig(activation=both, weight=both)
     theirs = trained_by_torch(qconfig)
     ours = network()
     quantize_module(ours, qconfig, example_inputs=X, arithmetic="reciprocal")
     load_checkpoint(ours, theirs.state_dict(), "horizon")
     assert torch.equal(theirs.head.activation_post_process(ours(X)), theirs(X))
-    again = copy.deepcopy(network())
+    again = network()
     quantize_module(again, qconfig, example_inputs=X, arithmetic="reciprocal")
     save_checkpoint(ours, tmp_path / "ours.pt", "horizon")
     load_checkpoint(again, tmp_path / "ours.pt", "horizon")
@@ -251,15 +281,23 @@ def test_horizons_keys_go_both_ways(tmp_path: Path) -> None:
 
 
 def test_files_are_never_unpickled(tmp_path: Path) -> None:
-    """A pickled module, a damaged file and a missing one are refused; nothing in them runs."""
-    model = calibrated()
-    for name, content in (("module.pt", network()), ("text.pt", None)):
-        if content is None:
-            (tmp_path / name).write_text("no tensors")
-        else:
-            torch.save(content, tmp_path / name)
+    """A pickled module, a damaged file and a missing one are refused; nothing in them runs.
+
+    Damaged are an empty file, text, a header without tensors and a header beyond the end. The output is
+    checked before it is written, as for every file.
+    """
+    model, path = calibrated(), tmp_path / "damaged.safetensors"
+    (tmp_path / "text.pt").write_text("no tensors")
+    torch.save(network(), tmp_path / "module.pt")
+    for name in ("module.pt", "text.pt"):
         with pytest.raises(ModelError, match="does not hold tensors alone"):
             load_checkpoint(model, tmp_path / name, "torch-ao")
+    for content in (b"", b"no tensors", b"\x08\0\0\0\0\0\0\0{}      ", b"\xff" * 64):
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match="is not a file of safetensors|holds no tensors by name"):
+            load_checkpoint(model, path, "torch-ao")
+    with pytest.raises(OutputError, match="damaged.safetensors is a file"):
+        save_checkpoint(model, path / "state.safetensors", "torch-ao")
     with pytest.raises(ModelError, match="no such file"):
         load_checkpoint(model, tmp_path / "absent.pt", "torch-ao")
     with pytest.raises(ArgumentError, match="a path or a state dict"):
@@ -272,14 +310,9 @@ def test_files_are_never_unpickled(tmp_path: Path) -> None:
 def test_qconfigs_are_recipes() -> None:
     """Formats, layers by name, pattern and type, and None for float, as torch.ao looks them up."""
     x86 = ao.get_default_qat_qconfig("x86")
-    eight = ao.QConfig(
-        activation=ao.FakeQuantize.with_args(observer=ao.MovingAverageMinMaxObserver),
-        weight=ao.default_weight_fake_quant,
-    )
-    mapping = (
-        ao.QConfigMapping().set_global(x86).set_object_type(nn.Conv2d, None).set_module_name("head", eight)
-    )
-    written = {"": x86, "object_type": [(nn.Conv2d, None)], "module_name": [("head", eight)]}
+    mapping = ao.QConfigMapping().set_global(x86).set_object_type(nn.Conv2d, None)
+    mapping.set_module_name("head", PLAIN)
+    written = {"": x86, "object_type": [(nn.Conv2d, None)], "module_name": [("head", PLAIN)]}
     for given in (mapping, written):
         plan = quantize_module(network(), given, example_inputs=X)
         assert {p.tensor: str(p.spec) for p in plan.placements} == {
@@ -289,7 +322,7 @@ def test_qconfigs_are_recipes() -> None:
             "head.weight": "int8 symmetric per-tensor",
         }
         assert [(one.name, str(one.why)) for one in plan.skipped] == [("conv", "its QConfig is None")]
-    only = quantize_module(network(), {"module_name_regex": [("h.*", eight)]})
+    only = quantize_module(network(), {"module_name_regex": [("h.*", PLAIN)]})
     assert {p.tensor for p in only.placements} == {"head.input", "head.weight"}
     for given, words in (
         ({"modules": []}, "no section 'modules'"),
@@ -317,28 +350,45 @@ def test_training_with_a_qconfig_moves_scales_as_torch_ao(name: str) -> None:
     for i in range(4):
         x = torch.randn(16, 8, generator=generator) * (i + 1)
         theirs(x), ours(x)
-        for path, peer in (
-            ("0.input", theirs[0].activation_post_process),
-            ("0.weight", theirs[1].weight_fake_quant),
-        ):
+        peers = {"0.input": theirs[0].activation_post_process, "0.weight": theirs[1].weight_fake_quant}
+        for path, peer in peers.items():
             scale, zero_point = quantizers(ours)[f"{path}_quantizer"].qparams()
             torch.testing.assert_close(scale.reshape(-1), peer.scale, rtol=1e-6, atol=0)  # float32 or float64
             assert torch.equal(zero_point.reshape(-1), peer.zero_point)
 
 
-def test_switches_are_tensors_as_torch_aos() -> None:
-    """Reading, writing in place, and torch's own operator take them; the plain bools follow."""
+def test_switches_hold_and_are_tensors_as_torch_aos() -> None:
+    """Each stops its part and nothing else, and may change between two steps; the plain bools follow.
+
+    Reading, writing in place, torch's own functions and its operator take them.
+    """
     one = FakeQuantize("int8", "moving_average:0.1")
     one(X)
     assert one.fake_quant_enabled.dtype == torch.uint8 and one.fake_quant_enabled.shape == (1,)
-    one.fake_quant_enabled[0] = 0
-    assert one(X) is X and one.fake_quant_enabled[0] == 0 and not one.is_rounding
-    one.fake_quant_enabled.fill_(1)
-    one.observer_enabled[0] = 0
-    scale = one.scale.clone()
-    one(9 * X)
-    assert torch.equal(one.scale, scale) and not one.is_observing
-    one.observer_enabled = True
+    for off, on in (
+        (lambda: one.fake_quant_enabled.fill_(0), lambda: one.fake_quant_enabled.fill_(1)),
+        (lambda: one.apply(ao.disable_fake_quant), lambda: one.apply(ao.enable_fake_quant)),
+        (one.disable_fake_quant, one.enable_fake_quant),
+    ):
+        off()
+        scale = one.scale.clone()
+        assert one(9 * X) is not None and one(X) is X and one.fake_quant_enabled[0] == 0
+        assert not one.is_rounding and one.scale != scale
+        on()
+        assert one.is_rounding and not torch.equal(one(X), X)
+    for off, on in (
+        (lambda: one.observer_enabled.fill_(0), lambda: one.observer_enabled.fill_(1)),
+        (lambda: one.apply(ao.disable_observer), lambda: one.apply(ao.enable_observer)),
+        (one.disable_observer, one.enable_observer),
+    ):
+        off()
+        scale = one.scale.clone()
+        assert torch.equal(one(9 * X), fake_quantize(9 * X, scale, qtype="int8"))
+        assert torch.equal(one.scale, scale) and not one.is_observing and one.is_rounding
+        on()
+        one(9 * X)
+        assert one.is_observing and one.scale != scale
+    one.observer_enabled = one.fake_quant_enabled = True
     ends = torch.tensor(float("inf")), torch.tensor(float("-inf"))
     settings = (torch.ones(1), torch.zeros(1, dtype=torch.int), 0.01, 0, 255, 0, False)
     torch.fused_moving_avg_obs_fake_quant(X, one.observer_enabled, one.fake_quant_enabled, *ends, *settings)

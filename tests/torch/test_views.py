@@ -9,13 +9,13 @@ pytest.importorskip("onnxscript")
 
 import numpy as np
 import torch  # noqa: E402  only once it is known to be there
-from quantized_modules import prepared, run
+from quantized_modules import made_of, normal, prepared, run
 from torch.nn import functional as F
 
 import onnxfq
 from onnxfq.torch import export_torch, plan_of
 
-X = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+X = normal(2, 8, 16)
 
 
 class Residual(nn.Sequential):
@@ -84,17 +84,10 @@ def test_a_forward_over_its_children_meets_no_quantizer(make):
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(X), found)
 
 
-class Writing(nn.Module):
-    """Two layers, and a write between them."""
-
-    def __init__(self, write) -> None:
-        super().__init__()
-        self.first, self.second, self.write = nn.Linear(16, 16), nn.Linear(16, 16), write
-
-    def forward(self, x):
-        """Let `write` change what the first layer made; what it returns is read too."""
-        y = self.first(x)
-        return self.second(y + self.write(y, x).sum())
+def write_between(self, x):
+    """Let `write` change what the first layer made; what it returns is read too."""
+    y = self.first(x)
+    return self.second(y + self.write(y, x).sum())
 
 
 def view_before(y, x):
@@ -133,7 +126,8 @@ WRITES = {
 def test_a_write_through_a_view_is_kept(name):
     """The module is near the float one, ONNX Runtime gives its numbers, and what stays float has a reason."""
     torch.manual_seed(0)
-    model = Writing(WRITES[name]).eval()
+    first, second = layers()
+    model = made_of(write_between, first=first, second=second, write=WRITES[name])
     with torch.no_grad():
         expected = model(X)
         prepared(model, X, "qnn-int8")

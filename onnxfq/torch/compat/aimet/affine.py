@@ -103,8 +103,9 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
         return offset.clamp(-self.qmax, -self.qmin).to(dtype)
 
     def _fixed_offset(self, dtype: torch.dtype) -> Tensor:
-        middle = -round((self.qmin + self.qmax) / 2)
-        return torch.full(self.shape, float(middle), dtype=dtype, device=self.min.device)
+        return torch.full(self.shape, -float(self._middle), dtype=dtype, device=self.min.device)
+
+    _middle = property(lambda self: round((self.qmin + self.qmax) / 2) if self.symmetric else 0)
 
     def get_min(self, dtype: torch.dtype | None = None) -> Tensor | None:
         """Return the least number of the grid, which is near `min`; None before a range is known."""
@@ -136,20 +137,14 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
             self._fresh.pop(name, None)
 
     def _take(self, low: Tensor, high: Tensor) -> None:
-        self.set_range(
-            low.reshape(self._of(low)) if self._overwrites["min"] else None,
-            high.reshape(self._of(high)) if self._overwrites["max"] else None,
-        )
+        ends = {"min": low, "max": high}
+        self.set_range(*(self._of(end) if self._overwrites[name] else None for name, end in ends.items()))
 
-    def _of(self, end: Tensor) -> Sequence[int]:
-        return self.shape if self.block_size is not None else tuple(end.shape)
+    def _of(self, end: Tensor) -> Tensor:
+        return end if self.block_size is None else end.reshape(self.shape)
 
     def _range_of(self, low: Tensor, high: Tensor) -> AffineEncoding:
-        dtype = self.min.dtype
-        low, high = (
-            end.reshape(self._of(end)).to(self.min.device, dtype).float().expand(self.shape)
-            for end in (low, high)
-        )
+        low, high = (self._of(end).to(self.min).float().expand(self.shape) for end in (low, high))
         scale = (high - low) / self.num_steps
         offset = self._fixed_offset(torch.float32) if self.symmetric else torch.round(low / scale) - self.qmin
         return self._encoding(scale, offset)
@@ -220,9 +215,8 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
 
     def _as_node(self, x: Tensor, encoding: Any) -> Tensor:
         # The zero point of symmetric integers is 0.
-        middle = round((self.qmin + self.qmax) / 2) if self.symmetric else 0
         zeros = torch.zeros_like(encoding.offset) if self.symmetric else -encoding.offset
-        qtype = qtype_of_integers(self.qmin - middle, self.qmax - middle)
+        qtype = qtype_of_integers(self.qmin - self._middle, self.qmax - self._middle)
         return self._node(x, qtype, encoding.scale, zeros - self.zero_point_shift)
 
     def extra_repr(self) -> str:
@@ -237,9 +231,7 @@ class QuantizeDequantize(AffineQuantizerBase):
     """Rounding to the grid; the result is a DequantizedTensor."""
 
     def _round(self, x: Tensor, encoding: Any) -> Tensor:
-        limits = encoding.qmin, encoding.qmax
-        size, shift = encoding.block_size, encoding.zero_point_shift
-        return quantize_dequantize(x, encoding.scale, encoding.offset, *limits, size, shift)
+        return quantize_dequantize(x, *encoding.grid, encoding.block_size, encoding.zero_point_shift)
 
 
 class _IntegerQuantizer(AffineQuantizerBase):
@@ -266,8 +258,7 @@ class Quantize(_IntegerQuantizer):
     result = QuantizedTensor
 
     def _round(self, x: Tensor, encoding: Any) -> Tensor:
-        limits = encoding.qmin, encoding.qmax
-        return quantize(x, encoding.scale, encoding.offset, *limits, encoding.block_size)
+        return quantize(x, *encoding.grid, encoding.block_size)
 
 
 class Dequantize(_IntegerQuantizer):

@@ -114,7 +114,6 @@ class MinMaxEncodingAnalyzer(EncodingAnalyzer):
     def compute_encodings_from_stats(self, stats: EndsSeen, num_steps: float, is_symmetric: bool) -> Ends:
         """Return (min, max), of the data's type; infinities become its largest number."""
         _check(stats.min, num_steps)
-        assert stats.min is not None and stats.max is not None
         low, high = _widen(stats.min.clamp(max=0), stats.max.clamp(min=0), num_steps, is_symmetric)
         if is_symmetric:  # two bits have one step above 0, which alone would widen the range twice
             low, high = _symmetric_ends(low, high, num_steps, extra=int(num_steps == 3))

@@ -109,6 +109,7 @@ class AffineEncoding(IntegerGrid, EncodingBase):
 
     min = property(lambda self: (self.offset + self.qmin) * self.scale, doc="Value of qmin.")
     max = property(lambda self: (self.offset + self.qmax) * self.scale, doc="Value of qmax.")
+    grid = property(lambda self: (self.scale, self.offset, self.qmin, self.qmax), doc="What rounding takes.")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -60,10 +60,7 @@ def quantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: Any, **keywor
     if not _holds(tensor.dtype, qmin, qmax):
         raise SpecError(f"{tensor.dtype} does not hold the integers {qmin} to {qmax}; use a wider type")
     work = _work_type(tensor.dtype, qmin, qmax)
-    rounded = _Integers(qmin, qmax)
-    return _by_blocks(
-        lambda x, s, o: rounded(x, s.to(work), o.to(work)), (tensor, scale, offset), others["block_size"]
-    )
+    return _by_blocks(_Integers(qmin, qmax), work, others["block_size"], tensor, scale, offset)
 
 
 @checked
@@ -71,8 +68,7 @@ def dequantize(
     tensor: Tensor, scale: Tensor, offset: Tensor, block_size: Sequence[int] | None = None
 ) -> Tensor:
     """Return (tensor + offset) * scale in tensor's type; with the arguments of `quantize`."""
-    work = tensor.dtype
-    return _by_blocks(lambda x, s, o: (x + o.to(work)) * s.to(work), (tensor, scale, offset), block_size)
+    return _by_blocks(lambda x, s, o: (x + o) * s, tensor.dtype, block_size, tensor, scale, offset)
 
 
 @checked
@@ -84,7 +80,8 @@ def quantize_dequantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: An
     """
     qmin, qmax, others = read_call("quantize_dequantize", _FORMS, args, keywords, 0)
     block_size, shift = others["block_size"], check_shift("quantize_dequantize", others["zero_point_shift"])
-    if not (block_size or shift or _needs_gradient(scale, offset) or torch.compiler.is_compiling()):
+    learns = torch.is_grad_enabled() and (scale.requires_grad or offset.requires_grad)
+    if not (block_size or shift or learns or torch.compiler.is_compiling()):
         check_shapes(tensor.shape, scale.shape, block_size)
         fast = _by_torch(tensor, scale, offset, qmin, qmax)
         if fast is not None:
@@ -92,8 +89,7 @@ def quantize_dequantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: An
     work = _work_type(tensor.dtype, qmin, qmax)
     if not _holds(work, qmin, qmax):
         raise SpecError(f"{work} does not hold the integers {qmin} to {qmax}; use a smaller grid")
-    rounded = _Values(qmin, qmax, shift)
-    return _by_blocks(lambda x, s, o: rounded(x, s.to(work), o.to(work)), (tensor, scale, offset), block_size)
+    return _by_blocks(_Values(qmin, qmax, shift), work, block_size, tensor, scale, offset)
 
 
 def interleaved(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
@@ -142,12 +138,14 @@ def check_shapes(tensor: Sequence[int], scale: Sequence[int], block_size: Sequen
 
 
 def _by_blocks(
-    function: Callable[[Tensor, Tensor, Tensor], Tensor],
-    tensors: tuple[Tensor, Tensor, Tensor],
-    block_size: Sequence[int] | None,
+    function: Callable[..., Tensor], work: torch.dtype, block_size: Sequence[int] | None, *tensors: Tensor
 ) -> Tensor:
-    """Return the function of three tensors in shapes that broadcast, in the type and shape of the first."""
+    """Return the function of a tensor, and of scale and offset of type `work`, in shapes that broadcast.
+
+    It has the type and shape of the tensor.
+    """
     tensor, scale, offset = tensors
+    scale, offset = scale.to(work), offset.to(work)
     seen, param = split_blocks(tensor, scale.shape, block_size)
     if not block_size:
         return function(tensor, scale, offset).to(tensor.dtype)
@@ -172,10 +170,6 @@ def _work_type(dtype: torch.dtype, qmin: int, qmax: int) -> torch.dtype:
         if _holds(work, qmin, qmax) and torch.finfo(work).eps * (qmax - qmin) <= 0.25:
             return work
     return torch.float64
-
-
-def _needs_gradient(*params: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(param.requires_grad for param in params)
 
 
 def _by_torch(x: Tensor, scale: Tensor, offset: Tensor, qmin: int, qmax: int) -> Tensor | None:

@@ -32,12 +32,11 @@ def form(*required: str, **optional: Any) -> inspect.Signature:
     return inspect.Signature([*(inspect.Parameter(name, kind) for name in required), *others])
 
 
+Forms = Sequence[inspect.Signature]
+
+
 def read_call(
-    owner: str,
-    forms: Sequence[inspect.Signature],
-    args: Sequence[Any],
-    keywords: Mapping[str, Any],
-    least_steps: int = 1,
+    owner: str, forms: Forms, args: Sequence[Any], keywords: Mapping[str, Any], least_steps: int = 1
 ) -> tuple[int, int, dict[str, Any]]:
     """Return (qmin, qmax, other arguments) of a call that names its grid in one of several forms.
 

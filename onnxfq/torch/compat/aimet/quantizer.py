@@ -279,7 +279,7 @@ class QuantizerBase(Unscripted, nn.Module):
         """Return x rounded by a node of an exported graph, with scales of the quantizer's shape."""
         granularity = granularity_of_shape(self.shape, x.shape)
         scales, zeros = (one.reshape(Layout(granularity, x.shape).scale_shape) for one in (scale, zero_point))
-        return quantize_to(x, scales, zeros, RoundingGrid(qtype), granularity)
+        return quantize_to(x, scales, zeros, RoundingGrid(qtype, granularity=granularity))
 
 
 def _version(x: Tensor) -> int:

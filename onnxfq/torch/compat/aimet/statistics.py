@@ -23,8 +23,8 @@ class EndsSeen:
         max: largest values.
     """
 
-    min: Tensor | None = None
-    max: Tensor | None = None
+    min: Any = None
+    max: Any = None
 
 
 @dataclass
@@ -88,10 +88,8 @@ class EndsObserver(_Observer):
     def merge_stats(self, stats: EndsSeen) -> None:
         """Add the statistics of a tensor."""
         known = self.stats
-        if stats.min is None or stats.max is None:
-            return
-        low = stats.min.clone() if known.min is None else torch.minimum(known.min, stats.min)
-        high = stats.max.clone() if known.max is None else torch.maximum(known.max, stats.max)
+        low = stats.min if known.min is None else torch.minimum(known.min, stats.min)
+        high = stats.max if known.max is None else torch.maximum(known.max, stats.max)
         self.stats = EndsSeen(low, high)
 
 
@@ -140,10 +138,13 @@ class BinsObserver(_Observer):
         low = torch.where(finite, x, math.inf).min()
         high = torch.where(finite, x, -math.inf).max()
         edges = self._edges(low, high)
-        counts = torch.histc(x.float(), self.num_bins, edges[0], edges[-1])
-        counts[0] += (x < edges[0]).sum()
-        counts[-1] += (x > edges[-1]).sum()
-        return BinsSeen(counts, edges, low, high)
+        return BinsSeen(self._counts(x, edges[0], edges[-1]), edges, low, high)
+
+    def _counts(self, x: Tensor, low: Tensor, high: Tensor, before: Any = 0) -> Tensor:
+        counts = torch.histc(x.float(), self.num_bins, low, high) + before
+        counts[0] += (x < low).sum()
+        counts[-1] += (x > high).sum()
+        return counts
 
     def _edges(self, low: Tensor, high: Tensor) -> Tensor:
         # torch.histc widens a single value in this way.
@@ -171,10 +172,7 @@ class BinsObserver(_Observer):
         high = new.max.clamp(known.bin_edges[-1], limits[1])
         same = bool(low == known.min and high == known.max)
         before = known.histogram if same else self._rebin(known, low, high)
-        counts = torch.histc(x.float(), self.num_bins, low, high) + before
-        counts[0] += (x < low).sum()
-        counts[-1] += (x > high).sum()
-        return BinsSeen(counts, self._edges(low, high), low, high)
+        return BinsSeen(self._counts(x, low, high, before), self._edges(low, high), low, high)
 
     def _rebin(self, known: BinsSeen, low: Tensor, high: Tensor) -> Tensor:
         """Return the counts in bins between new ends; a bin that covers two is split by its share."""

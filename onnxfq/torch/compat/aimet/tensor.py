@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -82,13 +81,19 @@ class QuantizedTensorBase(Tensor):
         made.encoding = encoding
         return made
 
-    @abstractmethod
     def quantize(self) -> QuantizedTensor:
-        """Return the tensor as integers, of its float type."""
+        """Return the tensor as integers, of its float type. Raises EncodingError without an encoding."""
+        return self._as(QuantizedTensor, "quantize")
 
-    @abstractmethod
     def dequantize(self) -> DequantizedTensor:
-        """Return the values of the tensor."""
+        """Return the values of the tensor. Raises EncodingError without an encoding."""
+        return self._as(DequantizedTensor, "dequantize")
+
+    def _as(self, kind: type[Made], method: str) -> Made:
+        if isinstance(self, kind):
+            return self
+        encoding = self._known()
+        return kind.of(getattr(encoding, method)(plain(self)), copy.copy(encoding))
 
     def quantized_repr(self) -> Tensor:
         """Return the integers in the integer type of the encoding. Raises EncodingError without one."""
@@ -159,24 +164,6 @@ def _give(x: Any, encoding: EncodingBase | None) -> Any:
 class QuantizedTensor(QuantizedTensorBase):
     """Integers, as floats."""
 
-    def quantize(self) -> QuantizedTensor:
-        """Return itself."""
-        return self
-
-    def dequantize(self) -> DequantizedTensor:
-        """Return the values of the integers. Raises EncodingError without an encoding."""
-        encoding = self._known()
-        return DequantizedTensor.of(encoding.dequantize(plain(self)), copy.copy(encoding))
-
 
 class DequantizedTensor(QuantizedTensorBase):
     """Values of a grid."""
-
-    def quantize(self) -> QuantizedTensor:
-        """Return their integers. Raises EncodingError without an encoding."""
-        encoding = self._known()
-        return QuantizedTensor.of(encoding.quantize(plain(self)), copy.copy(encoding))
-
-    def dequantize(self) -> DequantizedTensor:
-        """Return itself."""
-        return self

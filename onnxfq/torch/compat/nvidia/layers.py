@@ -181,10 +181,8 @@ class _QuantConvTranspose(QuantLayer):
     default_quant_desc_weight = QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Quantize input and weight, and convolve. Raises SpecError for a padding mode but zeros."""
+        """Quantize input and weight, and convolve."""
         layer: Any = self
-        if layer.padding_mode != "zeros":
-            raise SpecError(f"a transposed convolution pads with zeros only, got {layer.padding_mode!r}")
         n = len(layer.kernel_size)
         sizes = layer.stride, layer.padding, layer.kernel_size, n, layer.dilation
         extra = layer._output_padding(input, output_size, *sizes)

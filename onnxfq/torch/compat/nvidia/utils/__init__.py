@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
-from onnxfq.torch.compat.nvidia.amax import reduce_amax as reduce_amax
+# The module of this name comes first: its import would take the name from the function later.
+from onnxfq.torch.compat.nvidia.utils.reduce_amax import reduce_amax as reduce_amax
