@@ -173,6 +173,16 @@ class Proposal(NamedTuple):
     answer: Promised | None = None
 
 
+def ask_for_nothing(recipe: Recipe) -> bool:
+    """Return False: no recipe asks for the remedy."""
+    return False
+
+
+def take_no_time(candidate: Candidate, judge: Judge) -> float:
+    """Return 0 runs."""
+    return 0.0
+
+
 @dataclass(frozen=True)
 class Remedy:
     """One thing that can be done for a loss.
@@ -194,10 +204,10 @@ class Remedy:
     name: str
     explain_unneeded: Callable[[Candidate, Judge], str]
     propose: Callable[[Candidate, Judge], Proposal | Refusal]
-    is_asked: Callable[[Recipe], bool] = lambda recipe: False
+    is_asked: Callable[[Recipe], bool] = ask_for_nothing
     is_free: bool = False
     is_cure: bool = False
-    estimate: Callable[[Candidate, Judge], float] = lambda candidate, judge: 0.0
+    estimate: Callable[[Candidate, Judge], float] = take_no_time
 
     def has_budget(self, candidate: Candidate, judge: Judge) -> bool:
         """Tell whether the budget may cut it: not what a recipe asks for, nor a cure of low outputs."""
