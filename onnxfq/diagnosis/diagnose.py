@@ -37,7 +37,7 @@ from onnxfq.metrics import Metric
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.quantized.forms import as_pairs
 from onnxfq.stages.insert import find_target
-from onnxfq.stages.options import RunOptions, open_feeds, shows_progress
+from onnxfq.stages.options import RunOptions, choose_padding, open_feeds, shows_progress
 from onnxfq.stages.write import write_model
 from onnxfq.support.files import write_text
 from onnxfq.targets.genai.experts import join_file
@@ -83,12 +83,13 @@ def diagnose(
     Raises ModelError for a model that cannot be read, has no quantizers or an operator without a float form,
     DataError for data that does not fit it, RecipeError for an unknown target.
     """
-    options = options or RunOptions()
+    is_labelled = labels is not None or metric is not None
+    options = choose_padding(options or RunOptions(), is_labelled)
     if output is not None:
         check_model_output(output, model, data)
         if data is None:
             raise DataError("a repair is measured; give data")
-    count = FEEDS if labels is None and metric is None else TASK_FEEDS
+    count = TASK_FEEDS if is_labelled else FEEDS
     floats = None if reference is None else find_decoder(reference)
     with open_folder(model, data, None, count) as (decoder, feeds, _):
         candidate = _open(decoder, floats, feeds, target or "", options, count)
@@ -137,11 +138,12 @@ def _open(
     proto = split_experts(proto, "QMoE", source)
     give_real_outputs(proto)
     form = switch_form(proto, source)
-    opened = () if data is None else open_feeds(proto, data, options.batch, options.data.unsurveyed)
+    floats = None if reference is None else FloatModel.open(reference, proto, options.threads)
+    others, read_as = () if floats is None else (floats.proto,), options.data.unsurveyed
+    opened = () if data is None else open_feeds(proto, data, options.batch, read_as, others)
     feeds = list(islice(opened, count))
     if data is not None and not feeds:
         raise DataError("there is no sample in the data; give at least 1")
-    floats = None if reference is None else FloatModel.open(reference, proto, options.threads)
     candidate = FileCandidate(source, proto, form, floats, feeds, target)
     if data is not None:
         candidate.open(_open_toggles(candidate, options.threads))

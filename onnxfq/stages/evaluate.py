@@ -109,7 +109,7 @@ def evaluate(
             )
     # State passes from one sample to the next; with batch 0 feeds stay as they are given.
     batch = min(options.batch, 1) if judged.states else options.batch
-    feeds = open_feeds(base, data, batch, options.data.unsurveyed)
+    feeds = open_feeds(base, data, batch, options.data.unsurveyed, candidates.values())
     given_feeds: Iterable[Feed] = feeds
     # With a metric labels belong to samples, whatever the first output is.
     truth = None if labels is None else read_truth(labels, metric)

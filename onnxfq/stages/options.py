@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -133,17 +133,25 @@ def choose_padding(options: Options, is_labelled: bool) -> Options:
 
 
 def open_feeds(
-    model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
+    model: onnx.ModelProto,
+    data: Data,
+    batch: int = DEFAULT_BATCH,
+    options: DataOptions | None = None,
+    others: Iterable[onnx.ModelProto] = (),
 ) -> Feeds:
     """Return feeds of `data`; each is checked against the inputs of `model` when it is read.
 
     Runs of the model tell whether an open axis 0 counts samples, along which feeds are cut and joined, and
-    whether padding that a mask hides changes an output; where it does not, it is cut off. A note names the
-    nodes of the model that draw random numbers.
+    whether padding that a mask hides changes an output; where it does not, it is cut off. It stays if
+    `others`, which run on the same feeds, fix axes that `model` leaves open. A note names the nodes of the
+    model that draw random numbers.
     """
     note = explain_draws(model)
     if note:
         log.warning("%s", note)
-    padding = (options or DataOptions()).padding
-    prove = None if padding == "keep" else partial(proves_padding, model, is_pooled=padding == "pooled")
-    return Feeds(data, input_specs(model), batch, options, partial(find_mixing, model), prove)
+    padding, inputs = (options or DataOptions()).padding, input_specs(model)
+    shapes = {one.name: one.shape for one in inputs}
+    differ = any(one.shape != shapes.get(one.name) for other in others for one in input_specs(other))
+    keeps = padding == "keep" or differ
+    prove = None if keeps else partial(proves_padding, model, is_pooled=padding == "pooled")
+    return Feeds(data, inputs, batch, options, partial(find_mixing, model), prove)

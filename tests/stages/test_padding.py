@@ -42,6 +42,13 @@ def make_model(end: str) -> onnx.ModelProto:
     return proto
 
 
+def fix_size(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model, whose inputs have SIZE positions now."""
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[1].dim_value = SIZE
+    return model
+
+
 def make_samples(from_left: bool = False) -> tuple[list[Feed], list[Feed]]:
     """Return padded samples, whose padding is far larger than their tokens, and the same without padding."""
     random, padded, bare = np.random.default_rng(7), [], []
@@ -98,9 +105,7 @@ def test_a_sample_is_cut_to_its_tokens(end: str, from_left: bool, caplog: pytest
 @pytest.mark.parametrize("end", [TOKENS, POOLED])
 def test_a_sample_of_fixed_size_is_filled(end: str, from_left: bool) -> None:
     """Its tokens, repeated, take the place of padding, and ONNX Runtime gives them the same values."""
-    model, (padded, bare) = make_model(end), make_samples(from_left)
-    for value in model.graph.input:
-        value.type.tensor_type.shape.dim[1].dim_value = SIZE
+    model, (padded, bare) = fix_size(make_model(end)), make_samples(from_left)
     session = ort.InferenceSession(model.SerializeToString())
     found = read(model, padded)
     for one, own, filled in zip(padded, bare, found, strict=True):
@@ -155,6 +160,18 @@ def test_ranges_are_those_of_tokens(tmp_path: Path) -> None:
     assert write(padded, padding="keep") != wanted
 
 
+@pytest.mark.parametrize("fixes", ["reference", "file"])
+def test_a_model_of_fixed_size_beside_an_open_one(fixes: str) -> None:
+    """Both models run on the same feeds: a fixed size of one of them keeps the padding of both."""
+    models = {"reference": make_model(TOKENS), "file": make_model(TOKENS)}
+    padded, _ = make_samples()
+    fix_size(models[fixes])
+    made = onnxfq.quantize(models["file"], padded, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
+    scores = onnxfq.evaluate(models["reference"], made, padded).candidates
+    assert scores[0].lowest_db > 20
+    assert onnxfq.diagnose(made, data=padded, reference=models["reference"]).samples == len(padded)
+
+
 @pytest.mark.parametrize("end", [TOKENS, POOLED])
 def test_a_metric_sees_the_outputs_of_the_data(end: str) -> None:
     """Outputs that a metric reads have the shapes of the data; pooled ones lose nothing."""
@@ -167,6 +184,8 @@ def test_a_metric_sees_the_outputs_of_the_data(end: str) -> None:
         return float(arrays[0].mean())
 
     onnxfq.evaluate(model, {"same": model}, padded, metric=metric)
+    made = onnxfq.quantize(model, padded, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
+    onnxfq.diagnose(made, data=padded, reference=model, metric=metric)
     assert set(seen) == ({(1, SIZE, 8)} if end == TOKENS else {(1, 1, 8)})
 
 
