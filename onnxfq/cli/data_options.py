@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxfq.choices import RESAMPLES, Nonfinite, Padding
+from onnxfq.choices import RESAMPLES, Nonfinite, PaddingChoice
 from onnxfq.cli.option import DATA, flag, option, refuse
 from onnxfq.cli.option_groups import OptionGroup
 
@@ -40,9 +40,7 @@ _LAYOUT = option("nchw|nhwc", "Set the layout of images if the input is open.", 
 _COLOR = option("rgb|bgr|gray", "Set the channels of images if the input is open.", panel=DATA)
 _EXAMPLE = option("FILE", "Check the data against a known-good sample; reject a different scale.", panel=DATA)
 _LIMIT = option("N", "Read only this many samples.", panel=DATA, min=1)
-_PADDING = option(
-    None, "Cut what a mask hides: if no output changes, or has its positions (pooled).", panel=DATA
-)
+_PADDING = option(None, "Cut padding that changes no output, or (pooled) is in none; or keep it.", panel=DATA)
 _NONFINITE = option(None, "Stop at NaN and infinities, or skip them.", panel=DATA)
 
 
@@ -62,7 +60,7 @@ class Reading:
     example: Annotated[str | None, _EXAMPLE] = None
     limit: Annotated[int | None, _LIMIT] = None
     nonfinite: Annotated[Nonfinite, _NONFINITE] = "stop"
-    padding: Annotated[Padding, _PADDING] = "cut"
+    padding: Annotated[PaddingChoice, _PADDING] = "cut"
 
     def read(self) -> DataOptions:
         """Return the same for the library. Raises BadParameter and DataError for wrong values."""

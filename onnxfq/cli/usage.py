@@ -30,8 +30,8 @@ def refuse_repeated(parameters: Iterable[Any], words: Sequence[str]) -> None:
 def refuse_other_bytes(words: Sequence[str]) -> None:
     """Raise BadParameter for bytes that UTF-8 does not have, which no result could name."""
     for word in words:
-        is_text = not any("\ud800" <= letter <= "\udfff" for letter in word)
-        refuse(not is_text, f"{ascii(word):.80} holds bytes that UTF-8 does not have; rename the file")
+        is_foreign = any("\ud800" <= letter <= "\udfff" for letter in word)
+        refuse(is_foreign, f"{ascii(word):.80} holds bytes that UTF-8 does not have; rename the file")
 
 
 def explain_usage(fault: Any, find_takers: Callable[[str], Sequence[str]]) -> str:

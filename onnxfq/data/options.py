@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.choices import RESAMPLES as RESAMPLES
 from onnxfq.choices import Nonfinite as Nonfinite
-from onnxfq.choices import Padding as Padding
+from onnxfq.choices import PaddingChoice as PaddingChoice
 from onnxfq.data.inputs import Feed, Inputs, InputSpec
 from onnxfq.errors import DataError, nearest
 
@@ -67,7 +67,7 @@ class DataOptions:
     color: str | None = None
     example: str | Path | Mapping[str, NDArray[Any]] | None = None
     nonfinite: Nonfinite = "stop"
-    padding: Padding = "cut"
+    padding: PaddingChoice = "cut"
     limit: int | None = None
     survey: bool = True
 

@@ -102,18 +102,14 @@ def _is_same(sample: CutSample, whole: Any, cut: Any, is_pooled: bool, least: fl
         return False
     if whole.ndim != cut.ndim or (is_pooled and whole.shape != cut.shape):
         return False
-    shapes = list(zip(whole.shape, cut.shape, strict=True))
-    if any(a != b and (a, b) != (sample.size, sample.length) for a, b in shapes):
-        return False
     is_filled = sample.is_filled and not is_pooled
-    kept, left = (
-        tuple(sample.kept if is_cut else slice(None) for is_cut in axes)
-        for axes in (
-            [a != b or (is_filled and a == sample.size) for a, b in shapes],
-            [is_filled and a == sample.size for a, _ in shapes],
-        )
-    )
-    return _sqnr(whole[kept], cut[left]) >= least
+    for axis, (size, length) in enumerate(zip(whole.shape, cut.shape, strict=True)):
+        if size != length and (size, length) != (sample.size, sample.length):
+            return False
+        if size != length or (is_filled and size == sample.size):
+            kept = (slice(None),) * axis + (sample.kept,)
+            whole, cut = whole[kept], cut if size != length else cut[kept]
+    return _sqnr(whole, cut) >= least
 
 
 def _compare_rows(
