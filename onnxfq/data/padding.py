@@ -1,4 +1,4 @@
-"""Padding: positions of a sample that a mask hides. Without it, these set no range and move no weight."""
+"""Padding, the positions of a sample that a mask hides: cut off, it sets no range and moves no weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes of the inputs of a model, measured by runs of a few samples: which counts these, and has padding.
+"""Axes of the inputs of a model, measured by runs: axis 0 may count samples, and others may hold padding.
 
 Samples do not know of each other: rows together give what each of them gives alone. The steps of a sequence,
 the nodes of a graph and the points of a cloud do not, and a model that sees one at a time is another one.
