@@ -157,21 +157,25 @@ def constants_to_initializers(proto: onnx.ModelProto) -> str:
     graphs = list_graphs(proto.graph)
     for depth, graph in reversed(list(enumerate(graphs))):  # bodies first: a node is copied with its bodies
         inputs, outputs = ({value.name for value in values} for values in (graph.input, graph.output))
-        stored = [tensor for tensor in graph.initializer if depth and tensor.name not in inputs]
-        own = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in stored]
+        kept = []
+        for tensor in [one for one in graph.initializer if depth and one.name not in inputs]:
+            if tensor.data_type in _FLOATS and tensor.name not in outputs:
+                proto.graph.initializer.append(tensor)
+                hoisted += 1
+            else:
+                kept.append(onnx.helper.make_node("Constant", [], [tensor.name], value=tensor))
+        is_changed = bool(kept)
         if depth:
             del graph.initializer[:]
-        kept = []
-        for number, node in enumerate([*own, *graph.node]):
-            tensor = constant_value(node)
-            if tensor is None or (depth and (tensor.data_type not in _FLOATS or node.output[0] in outputs)):
+        for node in graph.node:
+            value = constant_value(node)
+            if value is None or (depth and (value.data_type not in _FLOATS or node.output[0] in outputs)):
                 kept.append(node)
                 continue
-            tensor.name = node.output[0]
-            proto.graph.initializer.append(tensor)
-            hoisted += number < len(own)
-            moved += number >= len(own)
-        if own or len(kept) < len(graph.node):
+            value.name = node.output[0]
+            proto.graph.initializer.append(value)
+            moved, is_changed = moved + 1, True
+        if is_changed:
             replace_nodes(graph, kept)
     if not moved + hoisted:
         return ""
