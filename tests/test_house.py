@@ -171,7 +171,7 @@ ROOM_LINES: dict[str, int] = {
     "": 218,  # choices of rotations; no room fell
     "calibration": 2401,  # corrections and feedback that hold on unseen rows; no room fell
     "checkpoints": 1344,  # bits and groups that no layer has are refused; no room fell
-    "cli": 1933,  # an option for padding; no room fell
+    "cli": 1935,  # an option for padding; no room fell
     "data": 1860,  # padding that a mask hides is cut off; no room fell
     "diagnosis": 2072,  # weights of few bits in MatMulNBits and QMoE; targets fell
     "documents": 1527,  # shares of outputs stand by their rows; no room fell

@@ -40,7 +40,9 @@ _LAYOUT = option("nchw|nhwc", "Set the layout of images if the input is open.", 
 _COLOR = option("rgb|bgr|gray", "Set the channels of images if the input is open.", panel=DATA)
 _EXAMPLE = option("FILE", "Check the data against a known-good sample; reject a different scale.", panel=DATA)
 _LIMIT = option("N", "Read only this many samples.", panel=DATA, min=1)
-_PADDING = option(None, "Cut padding that changes no output, or (pooled) is in none; or keep it.", panel=DATA)
+_PADDING = option(
+    None, "Cut padding that changes no output; pooled: only where outputs keep their shapes.", panel=DATA
+)
 _NONFINITE = option(None, "Stop at NaN and infinities, or skip them.", panel=DATA)
 
 
