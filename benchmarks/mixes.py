@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from real_cases import CASES, Case, Feed, Folder
 from timing import machine, markdown_table, write_section
 
+from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import FLOAT
 from onnxfq.errors import OnnxfqError
 from onnxfq.judging.accuracy_target import AccuracyTarget
@@ -24,7 +25,6 @@ from onnxfq.judging.candidate import Candidate, Sources, build_candidate
 from onnxfq.judging.judge import Judge
 from onnxfq.layers.quantizer_toggles import first_feeds
 from onnxfq.numerics.metrics import ratio_db
-from onnxfq.remedies.forms import NOT_COMPARED
 from onnxfq.remedies.mixes import Mixes, apply, switch_off
 from onnxfq.remedies.sensitivity import rank_groups
 from onnxfq.stages.inputs import open_inputs
@@ -59,7 +59,8 @@ def measure(path: Path, case: Case, name: str, fallback: str, count: int) -> lis
     recipe, options = load_recipe(name), QuantizeOptions(threads=1)
     session = open_inputs(path / case.file, Folder(path).feeds(case), recipe, options, observed=False)
     candidate = build_candidate(session, recipe, Sources(), options)
-    judge = Judge.of(candidate, options, Sources(), NOT_COMPARED, AccuracyTarget(repair=None)).trying
+    nothing = Evaluation(reference="float", feeds=0, candidates=())
+    judge = Judge.of(candidate, options, Sources(), nothing, AccuracyTarget(repair=None)).trying
     feeds = first_feeds(judge.choosing, SAMPLES)
     ranking = rank_groups(candidate.open_toggles(options), feeds, recipe)
     mixes = Mixes.measure(candidate, judge, ranking, feeds, [fallback])

@@ -105,6 +105,22 @@ def test_constants_of_the_judge_are_changed_wherever_they_are_known(script: Call
     assert constants.choose_value(gains | {2.0: [0.6, 0.6]}, costs) == 2.0
 
 
+def test_scripts_import_what_the_package_has() -> None:
+    folders = ("benchmarks", "scripts", "tests/slow", "examples")
+    scripts = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    imported = {
+        (node.module, alias.name): str(path.relative_to(ROOT))
+        for path in scripts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "onnxfq"
+        for alias in node.names
+    }
+    assert len(scripts) > 60 and len(imported) > 60
+    for (module, name), script in imported.items():
+        found = __import__(module, fromlist=[name])
+        assert hasattr(found, name), f"{script}: {module} has no {name}"
+
+
 def test_drift_is_measured(script: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way gives a row; the recurrent product in float is better along the other recording."""
     streams = script("streams")
