@@ -106,6 +106,7 @@ def test_constants_of_the_judge_are_changed_wherever_they_are_known(script: Call
 
 
 def test_scripts_import_what_the_package_has() -> None:
+    """Most of them run only when their page is made anew."""
     folders = ("benchmarks", "scripts", "tests/slow", "examples")
     scripts = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     imported = {
