@@ -119,17 +119,50 @@ def _place_constant(
     A gain has 8 bits in any case.
     """
     scheme = recipe.activation_for(node.name, node.op, tensor.name)
-    if scheme is None or not _has_one_static_scale(scheme) or 0 in tensor.shape:
-        return
-    if np.isfinite(constant_array(tensor)).all():
+    if scheme is not None and _has_one_static_scale(scheme):
+        yield from _in_format(node, slot, tensor, QuantSpec(**list_numbers(scheme)), is_gain)
+
+
+def _in_format(
+    node: gs.Node, slot: int, tensor: gs.Constant, spec: QuantSpec, is_gain: bool
+) -> Iterator[Placement]:
+    if 0 not in tensor.shape and np.isfinite(constant_array(tensor)).all():
         yield Placement(
             tensor=tensor.name,
             role="weight",
-            spec=QuantSpec(**list_numbers(scheme) | ({"qtype": qtype_by_name("uint8")} if is_gain else {})),
+            spec=spec.model_copy(update={"qtype": qtype_by_name("uint8")}) if is_gain else spec,
             uses=(Use(node.name, slot),),
             why=f"constant operand of {node.op}",
             float_type=float_type(tensor) or "float32",
         )
+
+
+def place_operands(
+    placements: Sequence[Placement], graph: gs.Graph, policy: TargetPolicy
+) -> Iterator[Placement]:
+    """Yield a placement of each constant operand that the policy lists and `placements` lack.
+
+    It has the format of another operand of its node.
+    """
+    placed = {use: placement for placement in placements for use in placement.uses}
+    tensors = {placement.tensor for placement in placements}
+    made: dict[str, Placement] = {}
+    for node in graph.nodes:
+        slots, count = policy.operators.get(node.op, Slots()), len(node.inputs)
+        beside = (placed[use] for slot in range(count) if (use := Use(node.name, slot)) in placed)
+        given = next((one for one in beside if one.role == "activation" and has_one_scale(one)), None)
+        if slots.between_units and tensors.isdisjoint(one.name for one in node.outputs):
+            continue
+        for slot in range(count) if slots.inputs == "all" else slots.inputs:
+            tensor = node.inputs[slot] if slot < count else None
+            is_known = not isinstance(tensor, gs.Constant) or tensor.name in tensors or slot in slots.weights
+            if given is None or tensor is None or is_known or not _is_open(tensor):
+                continue
+            for one in _in_format(node, slot, tensor, given.spec, slot in slots.gains):
+                known = made.setdefault(one.tensor, one)
+                if known.spec == one.spec and known is not one:
+                    made[one.tensor] = known.model_copy(update={"uses": (*known.uses, *one.uses)})
+    yield from made.values()
 
 
 def _has_one_static_scale(scheme: ActivationScheme) -> bool:

@@ -17,13 +17,16 @@ from onnxfq.targets.target import DEFAULT_TARGET, prepare_model, target_by_name
 log = logging.getLogger(__name__)
 
 
-def lift(exported: onnx.ModelProto) -> Lifted | None:
+def lift(exported: onnx.ModelProto, target: str = DEFAULT_TARGET) -> Lifted | None:
     """Return the float model, plan and encodings of an export; None if nothing in it is fake-quantized.
+
+    Args:
+        exported: the model with FakeQuantize nodes.
+        target: what it is prepared for; the changes for the default one keep the numbers on every target.
 
     Raises PlanError for fake quantization that QuantizeLinear cannot express.
     """
-    # An export names no target; the changes for the default one keep the numbers on every target.
-    model = prepare_model(load(exported), DEFAULT_TARGET)
+    model = prepare_model(load(exported), target)
     if any(node.op_type == "Round" for node in model.proto.graph.node):
         model = recognize_rounding(model)
     return lift_fake_quantize(model) if has_fake_quantize(model) else None

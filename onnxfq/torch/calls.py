@@ -176,13 +176,18 @@ class Calls(TorchFunctionMode):
             return self.__torch_function__(torch.add, types, (product, args[0]))
         known = _running()[-1] is self and self.counts_calls(function)
         if not known or not _has_floats([*args, *given.values()]):
-            return function(*args, **given)
+            return _call(function, args, given)
         number = self.counts.get(function, 0)
         self.counts[function] = number + 1
         call = Call(function, self.number(function, number), self.outer)
         inside = self.inside(call, args) if function in WRITTEN_OUT else None
         if inside is None:
             return self.run(call, args, given)
+        if isinstance(args[0] if args else None, fx.Proxy):
+            raise ModelError(
+                f"torch.fx cannot trace {name_of(function)}, which is quantized between its steps; trace the "
+                "float module, and quantize the result"
+            )
 
         def written_out(*args: Any, **given: Any) -> Any:
             with inside:
@@ -207,11 +212,18 @@ class Calls(TorchFunctionMode):
 
         args = changed(tuple(args))
         given = {name: value if name == "out" else changed(value) for name, value in kwargs.items()}
-        return (steps or call.function)(*args, **given)
+        return _call(steps or call.function, args, given)
 
     def number(self, function: Function, number: int) -> int:
         """Return the number in a run of a call that has this number here."""
         return number
+
+
+def _call(function: Function, args: Any, kwargs: Any) -> Any:
+    """Return the result of a function; methods of tensors refuse a proxy in the first place."""
+    if args and isinstance(args[0], fx.Proxy):
+        return fx.Proxy.__torch_function__(function, (), tuple(args), kwargs)
+    return function(*args, **kwargs)
 
 
 def _has_floats(value: Any) -> bool:
@@ -249,7 +261,7 @@ class QuantizedCalls(Calls):
         if call.number in self.table[self.outer, call.function].calls:
             result = super().run(call, args, kwargs, steps)
         else:
-            result = (steps or call.function)(*args, **kwargs)
+            result = _call(steps or call.function, args, kwargs)
         return write_over(call.function, args, kwargs, result)
 
     def change(self, call: Call, leaf: int, tensor: Tensor) -> Tensor:
@@ -302,7 +314,7 @@ def attend(
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     masked = scores if attn_mask is None else scores + additive(attn_mask, scores)
-    weights = _soften(masked, attn_mask)
+    weights = _soften(masked, None if is_causal else attn_mask)  # each row sees its first key then
     return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)
 
 
@@ -433,6 +445,8 @@ def write_over(function: Function, args: Any, kwargs: Any, result: Any) -> Any:
     first = find_written(function, args, kwargs)
     if first is None or result is None or result is first:
         return result
+    if isinstance(result, fx.Proxy):
+        return first.copy_(result)
     return first.copy_(result) if result.shape == first.shape else function(*args, **kwargs)
 
 
@@ -449,7 +463,7 @@ def _native(function: Function) -> Function:
 def change_outputs(result: Any, change: Callable[[int, Tensor], Tensor]) -> Any:
     """Return what a forward returned, with each float tensor in it changed, by its position among them."""
     leaves, form = tree_flatten(result)
-    floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    floats = [i for i, leaf in enumerate(leaves) if _has_floats(leaf)]
     for position, i in enumerate(floats):
         leaves[i] = change(position, leaves[i])
     return tree_unflatten(leaves, form)

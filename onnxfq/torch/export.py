@@ -18,6 +18,7 @@ from onnxfq.graph.model import default_opset
 from onnxfq.graph.node_notes import SCOPES_KEY
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.targets.lower_fake_quantize import lift, lower
+from onnxfq.targets.target import DEFAULT_TARGET
 from onnxfq.torch.affine import Redirect
 from onnxfq.torch.calls import TABLE
 from onnxfq.torch.exporters import (
@@ -99,10 +100,11 @@ def export_torch(
     is_dynamic = dynamic_batch and not has_fixed_batch(model)
     request = Request(arguments, names, output_names, is_dynamic, opset, shapes)
     exported = export_nodes(model, request, exporter)
-    lifted = lift(exported)
+    targets = {one.target for one in quantizers(model).values()} - {""}
+    target = targets.pop() if len(targets) == 1 else DEFAULT_TARGET
+    lifted = lift(exported, target)
     if lifted is not None:
-        targets = {one.target for one in quantizers(model).values()} - {""}
-        exported = lower(with_target_form(lifted, *targets) if len(targets) == 1 else lifted)
+        exported = lower(with_target_form(lifted, target))
         check_lowered(exported, request)
     if path is not None:
         with replace_file(Path(path)) as temporary:

@@ -23,6 +23,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from onnxfq.errors import ModelError
 from onnxfq.torch.calls import OUTPUTS, TABLE, QuantizedCalls, aside, change_outputs, is_running
 from onnxfq.torch.onnx_node import is_exporting
+from onnxfq.torch.proxies import calling
 from onnxfq.torch.quantizer import FakeQuantize
 
 SUFFIX = "_quantizer"
@@ -155,7 +156,8 @@ class Swapped:
         elif quantizer is not None:
             keywords["input"] = quantizer(given)
         _check_parametrized(self)
-        with QuantizedCalls(self) if self.__dict__.get(TABLE) else aside(self):
+        block = QuantizedCalls(self) if self.__dict__.get(TABLE) else aside(self)
+        with block, calling(block, (args, keywords)):
             result = self._run_original(*args, **keywords)
         if quantizer is not None and getattr(self, "inplace", False):  # over the caller's tensor
             result = given.copy_(result)

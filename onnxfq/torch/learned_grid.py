@@ -101,6 +101,8 @@ class LearnedGrid(OwnTypes):
         scale, zero_point = self._stored(0), None if symmetric else self._stored(1)
         if self.learned == "nothing":
             return self._of_type(scale), zero_point
+        # A weight that is read twice is observed twice: the gradients of the first time need what that had.
+        scale = scale.clone()
         # AIMET's ranges have gradients as they are.
         factor = lsq_factor(elements, qtype) if elements and self.learned != "range" else 1.0
         scale = scale * scale_gradient(self.log_ratio, factor).exp()
@@ -119,7 +121,8 @@ class LearnedGrid(OwnTypes):
 
         A range around 0 keeps it; others keep their middle, which moves by steps.
         """
-        scale, ends = self._stored(0), self._ends(self._stored(0), self._stored(1))
+        scale = self._stored(0).clone()
+        ends = self._ends(scale, self._stored(1))
         end = ends[side > 0]
         if self.spec.symmetric:
             return end * self.log_ratio.exp()

@@ -67,6 +67,17 @@ def _choose(places: Sequence[CallPlace]) -> CallPlace:
     return next(named, chosen)
 
 
+def _in_steps(call: Call, name: str) -> str:
+    """Return the name of a call, which says of which function it is a step."""
+    if call.outer is None:
+        return name
+    function, number, _ = call.outer
+    name = _PRODUCTS.get((function, name), name)
+    if function is F.multi_head_attention_forward:  # nearly the only call of its module
+        return name
+    return f"{name_of(function)}{f'_{number}' if number else ''}_{name}"
+
+
 @dataclass(frozen=True)
 class CallNames:
     """Names of `module` for `prepared`, a rewrite of the model that was exported.
@@ -86,33 +97,23 @@ class CallNames:
     @cached_property
     def _calls(self) -> Mapping[tuple[str, Call], str]:
         names: dict[tuple[str, Call], str] = {}
-        taken: set[tuple[str, Call | None, str]] = set()
+        taken: dict[str, set[str]] = {}
         for path, call, _ in self.record.seen:
             if call is None or (path, call) in names:
                 continue
             base = name_of(call.function).strip("_")
             tried = (f"{base}_{i}" if i else base for i in itertools.count())
-            free = next(name for name in tried if (path, call.outer, name) not in taken)
-            taken.add((path, call.outer, free))
-            names[path, call] = free
+            used = taken.setdefault(path, set())
+            names[path, call] = next(one for name in tried if (one := _in_steps(call, name)) not in used)
+            used.add(names[path, call])
         return names
-
-    def _name(self, path: str, call: Call) -> str:
-        name = self._calls[path, call]
-        if call.outer is None:
-            return name
-        function, number, _ = call.outer
-        name = _PRODUCTS.get((function, name), name)
-        if function is F.multi_head_attention_forward:  # the only call of its module
-            return name
-        return f"{name_of(function)}{f'_{number}' if number else ''}_{name}"
 
     def site(self, place: CallPlace) -> str:
         """Return the name of the layer or the call that reads at `place`."""
         module = self._modules[place.path]
         if is_leaf(module) or place.call is None:
             return place.path or type(module).__name__
-        return str(QuantizerHolder(place.path, self._name(place.path, place.call)))
+        return str(QuantizerHolder(place.path, self._calls[place.path, place.call]))
 
     def type_name(self, place: CallPlace, op_type: str) -> str:
         """Return the type of that layer, or the operator that the call becomes."""
@@ -132,7 +133,7 @@ class CallNames:
         if is_leaf(module) and first and not isinstance(module, nn.MultiheadAttention):
             return QuantizerHolder(place.path, "input")
         leaf = "weight" if held is not None else _LEAVES.get(place.leaf, f"input_{place.leaf}")
-        return QuantizerHolder(place.path, f"{self._name(place.path, call)}_{leaf}")
+        return QuantizerHolder(place.path, f"{self._calls[place.path, call]}_{leaf}")
 
     def is_table(self, place: CallPlace) -> bool:
         """Tell whether the call itself quantizes the tensor, not the forward of a layer."""
@@ -241,3 +242,13 @@ class CallNames:
         kind = None if call is None else layer_kind(self._modules[call.path])
         has_input = kind is not None and kind.has_input  # such a layer has one weight
         return QuantizerHolder(call.path, "weight") if call is not None and has_input else None
+
+    def parameter(self, use: Use) -> int | None:
+        """Return the identity of the parameter that an input is; None for other constants and tensors."""
+        held, place = self.weight_holder(use), self.place(use)
+        if held is None and place is not None and place in self.record.held:
+            held = QuantizerHolder(place.path, self.record.held[place])
+        if held is None:
+            return None
+        named = self._modules[held.path].named_parameters(remove_duplicate=False)
+        return next((id(one) for name, one in named if name.replace(".", "_") == held.name), None)

@@ -161,8 +161,19 @@ def _find_moved(plan: Plan, copies: Iterable[Bridge], names: CallNames, lost: Ma
 def _make(
     placement: Placement, names: CallNames, formats: Mapping[str, QuantSpec], usual: Calibrator | None
 ) -> Iterator[PlacedQuantizer]:
-    """Yield the quantizer of a placement, if it has a place in the module."""
+    """Yield the quantizer of a placement, if it has a place in the module; one for each parameter.
+
+    Parameters with equal numbers are one constant of an export, and go apart in training.
+    """
     if placement.role == "bias":
+        return
+    uses: dict[int | None, list[Use]] = {}
+    for use in placement.uses:
+        uses.setdefault(names.parameter(use) if placement.role == "weight" else None, []).append(use)
+    if len(uses) > 1:
+        for number, readers in enumerate(uses.values()):
+            update = {"uses": tuple(readers), "tensor": f"{placement.tensor}/{number}"}
+            yield from _make(placement.model_copy(update=update), names, formats, usual)
         return
     places: dict[CallPlace, QuantizerHolder] = {}
     holders: list[QuantizerHolder] = []

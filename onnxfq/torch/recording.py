@@ -186,8 +186,7 @@ class _MarkedCalls(Calls):
 
     def _is_own(self, tensor: Tensor) -> bool:
         """Tell whether the module reads a tensor that it holds: layers quantize their weights themselves."""
-        held = isinstance(tensor, nn.Parameter) and layer_kind(self.owner) is not None
-        return held or any(tensor is buffer for buffer in self.owner._buffers.values())
+        return isinstance(tensor, nn.Parameter) and layer_kind(self.owner) is not None
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)

@@ -1,7 +1,7 @@
-"""Pairs of an export beyond the quantizers of the module: inside of calls, and of biases.
+"""Pairs of an export beyond the quantizers of the module: inside of calls, of numbers there, and of biases.
 
-Both follow from the final scales: numbers that an operator moves have the scale from before, and a bias has
-the scale of its products.
+All follow from what is known: what an operator moves has the scale from before, a bias has the scale of its
+products, and a constant operand has the format of the other one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from onnxfq.documents.plan import Placement
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import DATA_MOVEMENT
 from onnxfq.numerics.granularity import PER_TENSOR
-from onnxfq.placement.operators import place_biases, uses_of
+from onnxfq.placement.operators import place_biases, place_operands, uses_of
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.quantized.extract_fake_quantize import Lifted
+from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.derived_scales import encode_biases, fit_weights_to_biases
 from onnxfq.targets.target import target_by_name
 
@@ -29,9 +30,12 @@ def with_target_form(lifted: Lifted, target: str) -> Lifted:
     known = {one.tensor: one for one in lifted.encodings.encodings}
     moved = list(_place_moved(lifted, policy, known))
     placements = [*lifted.plan.placements, *moved]
+    placements += place_operands(placements, bare.graph(), policy)
+    made = [one for one in placements if one.tensor not in known]
     placements += place_biases(placements, bare.graph(), None, policy)
     plan = lifted.plan.model_copy(update={"target": target, "placements": tuple(placements)})
-    encodings = fit_weights_to_biases(bare, plan, known.values())
+    constants = encode_weights(bare, plan.model_copy(update={"placements": tuple(made)}))
+    encodings = fit_weights_to_biases(bare, plan, (*known.values(), *constants))
     encodings += encode_biases(bare, plan, encodings)
     encoded = lifted.encodings.model_copy(update={"encodings": tuple(encodings)})
     return replace(lifted, plan=plan, encodings=encoded)
@@ -43,7 +47,18 @@ def _place_moved(lifted: Lifted, policy: TargetPolicy, known: dict[str, Encoding
     graph = lifted.model.graph()
     for node in graph.nodes:
         given, slots = placed.get(Use(node.name, 0)), policy.operators.get(node.op)
-        if given is None or slots is None or not slots.outputs or node.op not in _MOVED:
+        if slots is None or not slots.outputs or node.op not in _MOVED:
+            continue
+        if given is None:
+            results = {one.name for one in node.outputs}
+            given = next((one for one in lifted.plan.activations if one.tensor in results), None)
+            table = node.inputs[0].name
+            if given is not None and table in lifted.model.constants and table not in known:
+                # A table of words, of which the result has some rows.
+                known[table] = known[given.tensor].model_copy(update={"tensor": table})
+                yield given.model_copy(
+                    update={"tensor": table, "uses": (Use(node.name, 0),), "role": "weight"}
+                )
             continue
         for made in node.outputs if given.spec.granularity == PER_TENSOR else ():
             uses = tuple(uses_of(made, graph.outputs))

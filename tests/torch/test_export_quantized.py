@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 
@@ -159,6 +160,31 @@ def test_a_session_runs_as_many_products_low_as_in_the_quantized_file(asked, exp
     # Rounding a bias moves a sum by little, and an activation at a tie by one step, of some hundred.
     expected = model(x).detach().numpy()
     assert np.abs(run(trained, x) - expected).max() <= 0.02 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_exports_have_the_form_of_their_target(dtype, tmp_path):
+    """ONNX Runtime has no low kernels of 16-bit floats: its file computes in float32 between two casts.
+
+    A session has as many products low as in the float32 export. TensorRT's file keeps the type.
+    """
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(2), nn.Linear(36, 8)
+    model, x, kernels = nn.Sequential(*layers).eval(), torch.randn(2, 2, 8, 8), []
+    other = copy.deepcopy(model)
+    prepared(model, x, "onnxruntime-int8")
+    for each in (torch.float32, dtype):
+        exported = export_torch(model.to(each), (x.to(each),))
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "model.onnx"), 3
+        onnxruntime.InferenceSession(
+            exported.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        kernels.append(Counter(node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node))
+    assert kernels[1] - kernels[0] == Counter(Cast=2) and not {"Conv", "Gemm", "MatMul"} & kernels[1].keys()
+    prepared(other, x, "tensorrt-int8")
+    types = {one.data_type for one in export_torch(other.to(dtype), (x.to(dtype),)).graph.initializer}
+    assert onnx.TensorProto.FLOAT not in types and onnx.TensorProto.INT8 in types
 
 
 # Tracing reads sizes of its own states; it says the same of a float LSTM.

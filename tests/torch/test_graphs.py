@@ -14,6 +14,7 @@ pytest.importorskip("onnxscript")
 import torch  # noqa: E402  only once it is known to be there
 from quantized_modules import made_of, normal, prepared
 
+from onnxfq.errors import ModelError
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import (
     FakeQuantize,
@@ -24,6 +25,7 @@ from onnxfq.torch import (
     fake_quantize_range,
     freeze_batchnorm,
     learn_grids,
+    quantizers,
 )
 
 # torch's compiler and exporter warn of deprecations in themselves.
@@ -149,3 +151,33 @@ def test_parted_tensors_compile():
     model, x = made_of(part, layer=nn.Linear(8, 8)), normal(3, 8)
     prepared(model, x, "onnxruntime-int8")
     assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
+
+
+def test_torch_fx_traces_operators_and_methods():
+    """symbolic_trace has each quantizer as a node, and the bits of the module; steps of calls are refused."""
+
+    def forward(self, x):
+        q, k = (layer(x).reshape(-1, 3, 2, 4).transpose(1, 2) for layer in (self.first, self.second))
+        y = (q @ k.transpose(-1, -2) / 2).softmax(-1).matmul(q).flatten(2).mean(1, keepdim=True)
+        x = 1 - self.first(x).relu_() * 2
+        x += self.last(y)
+        return {"sum": nn.functional.relu(x, inplace=True), "first": x[:, 0]}
+
+    for recipe in ("tensorrt-int8", "qnn-int8"):
+        model = made_of(forward, first=nn.Linear(8, 8), second=nn.Linear(8, 8), last=nn.Linear(12, 8))
+        prepared(model, normal(2, 3, 8), recipe)
+        traced = torch.fx.symbolic_trace(model)
+        held = {node.target for node in traced.graph.nodes if node.op == "call_module"}
+        assert {name for name in quantizers(model) if "." not in name} <= held
+        found, wanted = traced(normal(2, 3, 8)), model(normal(2, 3, 8))
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+    def attend(self, x):
+        return nn.functional.scaled_dot_product_attention(*(self.first(x),) * 3)
+
+    attends = made_of(attend, first=nn.Linear(8, 8))
+    prepared(attends, normal(2, 3, 8), "tensorrt-int8")
+    with pytest.raises(
+        ModelError, match="cannot trace scaled_dot_product_attention.*; trace the float module"
+    ):
+        torch.fx.symbolic_trace(attends)

@@ -9,7 +9,8 @@ from collections import Counter
 import numpy as np
 import onnxruntime
 import pytest
-from quantized_modules import exported_roles, made_of, prepared, recipe, roles
+from onnx import numpy_helper
+from quantized_modules import exported_roles, made_of, prepared, recipe, roles, run
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
@@ -324,6 +325,88 @@ def test_outputs_by_name_are_quantized():
     model, x = made_of(named, first=nn.Linear(4, 4), rest=nn.Linear(4, 4)), torch.randn(2, 4)
     assert paired(model, x, "qnn-int8")["QuantizeLinear"] == 3
     assert model(x).keys() == {"first", "rest"} and type(model(x)["rest"]) is list
+
+
+def test_each_step_of_an_attention_has_its_own_scale():
+    """The export has the scales of the ONNX road, though the module turns its queries itself."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    model, x = made_of(lambda self, x: self.attention(x, x, x)[0], attention=attention), torch.randn(4, 3, 8)
+    plain = onnxfq.load(export_torch(model, (x,)))
+    plan = onnxfq.make_plan(plain, onnxfq.load_recipe("qnn-int8"))
+    seen = onnxfq.collect_statistics(plain, plan, [{"x": x.numpy()}])
+    road = onnxfq.insert_qdq(plain, plan, onnxfq.calibrate(plain, plan, seen))
+    prepared(model, x, "qnn-int8")
+    scales = [
+        sorted(
+            float(proto_scale(proto, node)) for node in proto.graph.node if node.op_type == "QuantizeLinear"
+        )
+        for proto in (road, export_torch(model, (x,)))
+    ]
+    # The ranges of sums that another order rounds, and of weights that are joined before or behind.
+    np.testing.assert_allclose(scales[0], scales[1], rtol=1e-5)
+
+
+def proto_scale(proto, node) -> np.ndarray:
+    """Return the scale of a quantizer of a model."""
+    return next(numpy_helper.to_array(one) for one in proto.graph.initializer if one.name == node.input[1])
+
+
+def test_qnn_runs_every_operator_of_an_export():
+    """Numbers, buffers and biases of norms have pairs too, though equal ones are one constant there.
+
+    So have tables of words. The check of QNN misses none, and the module computes what its file does.
+    """
+
+    def forward(self, x):
+        x = self.encoder(self.norm(x) * 0.5 + self.places + self.table(torch.arange(3)))
+        return self.other(x - 1.5).relu()
+
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = made_of(forward, encoder=encoder, norm=nn.LayerNorm(8), other=nn.LayerNorm(8))
+    model.table = nn.Embedding(5, 8)
+    model.register_buffer("places", torch.randn(3, 8))
+    x = torch.randn(2, 3, 8)
+    prepared(model, x, "qnn-int8")
+    exported = export_torch(model, (x,), dynamic_batch=False)
+    assert not [found for found in onnxfq.check(exported, "qnn").findings if found.rule == "node-unit"]
+    # A sum in another order, or an int32 bias, may move a number by a step of 256.
+    expected = model(x).detach().numpy()
+    assert np.abs(run(exported, x) - expected).max() <= 2 / 255 * np.ptp(expected)
+
+
+@pytest.mark.parametrize("asked", ["tensorrt-int8", "qnn-int8"])
+def test_parameters_of_equal_numbers_have_quantizers_of_their_own(asked):
+    """An export joins zeros of two layers, and ones of two norms; they go apart in training. One is tied.
+
+    A layer that is read twice learns its scale too.
+    """
+
+    def forward(self, x):
+        x = self.norm(self.first(x) + x) * self.factor
+        return self.again(self.tied(self.second(x) + x))
+
+    torch.manual_seed(0)
+    norms = {"norm": nn.LayerNorm(8), "again": nn.LayerNorm(8), "factor": nn.Parameter(torch.ones(8))}
+    layers = {name: nn.Linear(8, 8) for name in ("first", "second", "tied")}
+    layers["tied"].weight = layers["first"].weight
+    model, x = made_of(forward, **layers, **norms), torch.randn(4, 8)
+    for name in ("first", "second"):
+        nn.init.zeros_(layers[name].weight)
+    prepared(model, x, asked)
+    own = ["first.weight", "second.weight", *["norm.weight", "again.weight"] * (asked == "qnn-int8")]
+    held = [model.get_submodule(f"{name}_quantizer") for name in own]
+    assert len({id(quantizer) for quantizer in held}) == len(own)
+    assert layers["tied"].weight_quantizer is layers["first"].weight_quantizer
+    nn.init.normal_(layers["first"].weight)
+    learn_grids(model, "scale")
+    optimizer = torch.optim.AdamW(model.train().parameters(), 1e-2)
+    for _ in range(2):
+        model(x).square().sum().backward()
+        optimizer.step()
+    exported, expected = export_torch(model.eval(), (x,)), model(x).detach().numpy()
+    assert np.abs(run(exported, x) - expected).max() <= 2 / 255 * np.ptp(expected)
 
 
 def test_constants_are_quantized_as_a_whole():
