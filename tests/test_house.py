@@ -182,11 +182,11 @@ ROOM_LINES: dict[str, int] = {
     "layers": 972,  # massive rows are left out of moments; no room fell
     "metrics": 427,  # errors of functions of users name what these get; no room fell
     "numerics": 1178,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
-    "passes": 1759,  # whole sums in bodies; no room fell
-    "placement": 1584,  # routers of experts, by one rule for all targets; no room fell
+    "passes": 1761,  # means of any input are taken away; no room fell
+    "placement": 1591,  # scales of keys without their mean; no room fell
     "quantized": 1525,  # turned weights are stored as integers; torch fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
-    "remedies": 1782,  # factors of little expected gain are not measured; numerics fell
+    "remedies": 1850,  # keys of caches without their mean; no room fell
     "report": 1241,  # a file without pairs has its verdict; no room fell
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
     "stages": 1953,  # runs prove that padding changes no output; no room fell

@@ -10,6 +10,7 @@ from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge, Remedy
 from onnxfq.remedies.calibrator_search import CALIBRATOR
 from onnxfq.remedies.center import CENTER
+from onnxfq.remedies.center_keys import KEYS
 from onnxfq.remedies.correct_biases import BIASES
 from onnxfq.remedies.equalize_search import EQUALIZE, SMOOTH
 from onnxfq.remedies.mixed_precision import PROTECT, keep_target
@@ -26,6 +27,7 @@ REMEDIES: tuple[Remedy, ...] = (
     CALIBRATOR,
     CENTER,
     ROUNDING,
+    KEYS,
     SMOOTH,
     WIDEN_SUMS,
     WIDEN,

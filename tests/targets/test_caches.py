@@ -136,6 +136,55 @@ def test_pairs_of_a_concat(qtype: str, granularity: str) -> None:
         np.testing.assert_array_equal(key[0], key[1])
 
 
+def centered(**attributes: float) -> tuple[onnxfq.QuantizeResult, onnx.ModelProto]:
+    """Return the result with a cache in float8 for a decoder with keys of one mean, and the decoder."""
+    proto = decoder()
+    (node,) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
+    node.attribute.extend(onnx.helper.make_attribute(*one) for one in attributes.items())
+    constants = {one.name: one for one in proto.graph.initializer}
+    for name, change in (
+        ("embed", lambda words: words + 4 * weights(words.shape[1], seed=9)),
+        # Large queries, whose scores tell keys apart.
+        ("model.layers.0.attn.qkv_proj.MatMul.weight", lambda qkv: np.hstack([2 * qkv[:, :64], qkv[:, 64:]])),
+    ):
+        array = change(onnx.numpy_helper.to_array(constants[name])).astype(np.float32)
+        constants[name].CopyFrom(onnx.numpy_helper.from_array(array, name))
+    recipe = onnxfq.load_recipe("genai-int8").override(
+        cache={"qtype": "float8e4m3fn", "granularity": "per_axis"},
+        overrides=[{"op_types": ["MatMul"], "keep_float": True}],
+    )
+    target = onnxfq.AccuracyTarget(repair="auto")
+    return onnxfq.quantize(proto, feeds(64, 48), recipe=recipe, accuracy=target), proto
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_keys_lose_their_mean(interleaved: int) -> None:
+    """A Softmax does not see it: ONNX Runtime has the logits of the float model over a text and behind it."""
+    result, proto = centered(rotary_interleaved=interleaved)
+    trial = result.trial("keys")
+    assert trial.is_kept and trial.after > trial.before + 1
+    (node,) = (node for node in result.qdq.graph.node if node.op_type == "GroupQueryAttention")
+    assert node.input[1].endswith("/centered") and not onnx.helper.get_node_attr_value(node, "do_rotary")
+    model = result.candidate.session.model.proto
+    first = feeds(9)[-1]
+    one = {"input_ids": np.array([[4]]), "attention_mask": np.ones((1, 13), np.int64)}
+    caches = [{}, {}]
+    for step in (first, one):
+        made = [run(each, step | given) for each, given in zip((proto, model), caches, strict=True)]
+        wanted = made[0]["logits"]
+        # Kernels sum other floats.
+        np.testing.assert_allclose(made[1]["logits"], wanted, atol=2e-5 * np.abs(wanted).max())
+        caches = [{KEY: each["present.0.key"], VALUE: each["present.0.value"]} for each in made]
+    keys = [each[KEY] for each in caches]
+    assert np.square(keys[1]).sum() < 0.5 * np.square(keys[0]).sum()
+
+
+@pytest.mark.parametrize("attribute", [{"softcap": 1.0}, {"smooth_softmax": 1}])
+def test_means_that_count_stay(attribute: dict[str, float]) -> None:
+    """Where the weights of an attention change with a number that all scores have, keys stay."""
+    assert "a plain Softmax" in centered(**attribute)[0].trial("keys").why
+
+
 @pytest.mark.parametrize(
     ("base", "changes"),
     [
