@@ -177,7 +177,7 @@ ROOM_LINES: dict[str, int] = {
     "documents": 1527,  # shares of outputs stand by their rows; no room fell
     "execution": 1214,  # outputs that are constants, where segments run; no room fell
     "graph": 5071,  # experts as products, for quantizing and for reading; targets fell
-    "interchange": 1326,  # all graphs of a folder of GenAI; targets fell
+    "interchange": 1364,  # graphs of a folder as one model, to evaluate them together; no room fell
     "judging": 1254,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
     "layers": 972,  # massive rows are left out of moments; no room fell
     "metrics": 427,  # errors of functions of users name what these get; no room fell
@@ -189,7 +189,7 @@ ROOM_LINES: dict[str, int] = {
     "remedies": 1850,  # keys of caches without their mean; no room fell
     "report": 1241,  # a file without pairs has its verdict; no room fell
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1953,  # runs prove that padding changes no output; no room fell
+    "stages": 1955,  # folders are evaluated with all their graphs; no room fell
     "support": 1330,  # errors of functions of users name what these get; no room fell
     "targets": 6416,  # experts in QMoE, as products while they are quantized; numerics fell
     "tools": 1794,  # weights in blocks are listed; targets fell
