@@ -178,7 +178,7 @@ ROOM_LINES: dict[str, int] = {
     "execution": 1214,  # outputs that are constants, where segments run; no room fell
     "graph": 5071,  # experts as products, for quantizing and for reading; targets fell
     "interchange": 1364,  # graphs of a folder as one model, to evaluate them together; no room fell
-    "judging": 1254,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
+    "judging": 1255,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
     "layers": 972,  # massive rows are left out of moments; no room fell
     "metrics": 427,  # errors of functions of users name what these get; no room fell
     "numerics": 1178,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell

@@ -94,6 +94,22 @@ def test_float_interface(qtype: str) -> None:
     assert with_float_caches(decoder()).SerializeToString() == decoder().SerializeToString()
 
 
+@pytest.mark.parametrize("qtype", ["int8", "int4"])
+def test_a_file_of_caches_is_proven(qtype: str) -> None:
+    """ONNX Runtime runs a file with its own caches over given keys, as the simulation says."""
+    tokens, held = np.random.default_rng(2).integers(0, 40, (8, 1, 5)), feeds(8)
+    session = onnxruntime.InferenceSession(decoder().SerializeToString())
+    data = []
+    for feed, more in zip(held, tokens, strict=True):
+        _, key, value = session.run(None, feed)
+        total = np.ones((1, key.shape[2] + more.shape[1]), np.int64)
+        data.append({"input_ids": more, "attention_mask": total, KEY: key, VALUE: value})
+    recipe = onnxfq.load_recipe("genai-int8").override(cache={"qtype": qtype, "granularity": "per_axis"})
+    proof = onnxfq.quantize(decoder(), data, recipe=recipe).proof
+    # Only the file rounds the given keys too.
+    assert proof.samples and not proof.difference and proof.runtime_db > proof.simulated_db - 3
+
+
 def test_positions_keep_the_range_of_keys() -> None:
     """Two channels that positions turn into each other share a scale of the larger range; values do not."""
     scales = {}
