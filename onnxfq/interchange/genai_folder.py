@@ -27,6 +27,7 @@ from onnx.numpy_helper import to_array
 from onnxfq.data import Data, DataOptions, DrawnInputs, Feed, InputSpec
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.texts import SUFFIXES, TextTokens, read_texts
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, ModelError, PlanError, RecipeError
 from onnxfq.graph.external.sizes import SMALL
 from onnxfq.graph.index import GraphIndex
@@ -380,6 +381,8 @@ def open_folders(function: Function) -> Function:
             named = {} if given[2] is None else {"output": given[2]}
             if given[2] is not None and is_folder(model):
                 rest = {name: value for name, value in options.items() if name != "sources"}
+                if isinstance(recipe := options.get("recipe"), Recipe):
+                    rest["recipe"] = recipe.override(cache=None)  # only the decoder has one
                 each = functools.partial(function, **rest)
                 GenaiFolder.read(Path(model)).change_parts(each, data, Path(given[2]).parent)
             return function(*given[:2], **named, **options)
@@ -390,14 +393,15 @@ def open_folders(function: Function) -> Function:
 Given = TypeVar("Given", bound="str | Path | onnx.ModelProto")
 
 
-def find_decoder(model: Given) -> Given | Path:
-    """Return the decoder of a folder of GenAI, others as given. Raises ModelError for another folder."""
-    return GenaiFolder.read(Path(str(model))).model if is_folder(model) else model
+def find_decoder(model: Given, whole: bool = False) -> Given | Path | onnx.ModelProto:
+    """Return the decoder of a folder of GenAI, or the `whole` as one model; others as given.
 
-
-def find_unit(model: Given) -> Given | Path | onnx.ModelProto:
-    """Return all graphs of a folder as one, others as given; `find_decoder` raises the same."""
-    return GenaiFolder.read(Path(str(model))).unit if is_folder(model) else model
+    Raises ModelError for another folder.
+    """
+    if not is_folder(model):
+        return model
+    folder = GenaiFolder.read(Path(str(model)))
+    return folder.unit if whole else folder.model
 
 
 def is_folder(model: object) -> bool:

@@ -24,7 +24,7 @@ from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.signature import computed_tensors, output_names, with_inputs_of
-from onnxfq.interchange.genai_folder import find_decoder, find_unit, is_folder, open_folder
+from onnxfq.interchange.genai_folder import find_decoder, is_folder, open_folder
 from onnxfq.metrics import Mean, Metric, check_labels, find_metric, name_metric
 from onnxfq.passes.equalize import is_equalized
 from onnxfq.passes.float_caches import with_float_caches
@@ -87,12 +87,11 @@ def evaluate(
     opener = _find_opener(runtime)
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
     whole = all(map(is_folder, given.values()))
-    find = find_unit if whole else find_decoder
     with open_folder(reference, data, None, options.data.limit, whole) as (float_model, feeds_given, _):
         base = _read_runnable(float_model)
         data = data if feeds_given is None else feeds_given
         candidates = {
-            name: with_inputs_of(with_float_caches(_read_runnable(find(one))), base, name)
+            name: with_inputs_of(with_float_caches(_read_runnable(find_decoder(one, whole))), base, name)
             for name, one in given.items()
         }
         notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]

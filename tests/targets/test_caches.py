@@ -264,14 +264,27 @@ def test_error_by_length(base: str, proto: onnx.ModelProto, data: list, lengths:
     for qtype in ("int8", "int4"):
         notes = " ".join(quantized(base, proto, data, qtype, "per_tensor").staged.notes)
         assert re.search(f"error of attention over the quantized cache alone: .* {lengths}", notes)
-        errors[qtype] = [float(text) for text in re.findall(r"([\d.]+) % at", notes)]
-    assert all(0 < eight < four for eight, four in zip(errors["int8"], errors["int4"], strict=True))
+        errors[qtype] = [float(text) for text in re.findall(r"([\d.]+)% at", notes)]
+    assert len(errors["int8"]) == 3 and all(
+        0 < eight < four for eight, four in zip(errors["int8"], errors["int4"], strict=True)
+    )
+
+
+JOINED = build(
+    """g (float[1,T,16] x, float[1,2,P,8] past_key, float[1,2,P,8] past_value)
+    => (float[1,T,16] y, float[1,2,C,8] present_key, float[1,2,C,8] present_value) {
+    q = MatMul (x, w)
+    [attention] y, present_key, present_value = com.microsoft.MultiHeadAttention <num_heads = 2>
+        (q, q, q, , , , past_key, past_value) }""",
+    {"w": weights(16, 16)},
+)
 
 
 @pytest.mark.parametrize(
     ("proto", "scheme", "reason"),
     [
         (PRODUCT, {}, "has none"),
+        (JOINED, {}, "node 'attention': MultiHeadAttention has a cache of floats; leave out --kv"),
         (decoder(), {"qtype": "int6"}, "caches hold int8, int4, float8e4m3fn"),
         (decoder(), {"symmetric": False}, "without zero points"),
         (decoder(), {"granularity": "per_row"}, "granularity"),

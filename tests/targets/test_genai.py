@@ -724,6 +724,17 @@ def test_every_graph(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         onnxfq.quantize(source, [{"input_ids": one["input_ids"]} for one in data], tmp_path / "less", **how)
 
 
+def test_caches_are_of_the_decoder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A recipe with caches quantizes the graphs in front of the decoder, which alone has to have one."""
+    source, random = write_vision(tmp_path / "float"), np.random.default_rng(0)
+    pixels, words = random.normal(size=(8, 1, 6, 32)).astype(np.float32), random.integers(0, 40, (8, 1, 5))
+    data = [{"pixels": one, "input_ids": other} for one, other in zip(pixels, words, strict=True)]
+    recipe = onnxfq.load_recipe("genai-int4").override(cache={"qtype": "int8"})
+    with pytest.raises(OnnxfqError, match="the model has none"):
+        onnxfq.quantize(source, data, tmp_path / "int4", recipe=recipe)
+    assert "vision.onnx too: MatMul 1/1" in caplog.text
+
+
 def test_graphs_are_evaluated_as_one(tmp_path: Path) -> None:
     """Folders are measured as sessions one behind the other; a decoder alone reads what float ones give."""
     source, random = write_vision(tmp_path / "float"), np.random.default_rng(1)
