@@ -51,6 +51,8 @@ def recipe(rounded: bool, **scheme: object) -> onnxfq.Recipe:
         {"qtype": "int8", "block_size": 128},
         {"qtype": "uint8", "symmetric": False},
         {"qtype": "int4", "symmetric": False},
+        {"qtype": "int2"},
+        {"qtype": "uint2", "symmetric": False},
     ],
     ids=str,
 )
