@@ -33,7 +33,7 @@ REMEDIES: tuple[Remedy, ...] = (
     WIDEN,
     PROTECT,
 )
-"""The first six cost nothing at run time, smoothing costs no layer, wide formats and layers in float do."""
+"""The first six cost nothing at run time, keys a Sub, smoothing no layer; the rest costs time."""
 
 
 def finish(judge: Judge, candidate: Candidate) -> tuple[Candidate, list[Trial]]:

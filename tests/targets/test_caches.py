@@ -197,7 +197,7 @@ def test_keys_lose_their_mean(interleaved: int) -> None:
 
 @pytest.mark.parametrize("attribute", [{"softcap": 1.0}, {"smooth_softmax": 1}])
 def test_means_that_count_stay(attribute: dict[str, float]) -> None:
-    """Where the weights of an attention change with a number that all scores have, keys stay."""
+    """Keys stay in an attention whose weights change with a number that all scores have."""
     assert "a plain Softmax" in centered(**attribute)[0].trial("keys").why
 
 

@@ -93,7 +93,7 @@ def test_quantized(qtype: str, rounded: bool) -> None:
 
 @pytest.mark.parametrize(("qtype", "rounded"), [("int2", True), ("int8", False)])
 def test_products_in_place_of_a_kernel(qtype: str, rounded: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Where QMoE would not round its inputs as the recipe says, its products are written, and told."""
+    """A QMoE that would not round its inputs as the recipe says stays products, with a warning."""
     recipe = onnxfq.load_recipe("genai-int4").override(weights={"qtype": qtype})
     result = plain_quantize(
         experts(), samples(), recipe=recipe if rounded else recipe.override(activations=None)
