@@ -132,7 +132,7 @@ def _report_signal(number: int) -> int:
         _tell("interrupted")
         return 130
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    why = "a library, most likely ONNX Runtime, crashed on these inputs; export the model again"
+    why = "a library, most likely ONNX Runtime, crashed on these inputs; try a newer one, or another export"
     if number == signal.SIGKILL:
         why = "memory was most likely short; give a smaller batch or fewer threads"
     _tell(f"the command was ended by {name}: {why}")

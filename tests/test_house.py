@@ -177,19 +177,19 @@ ROOM_LINES: dict[str, int] = {
     "documents": 1527,  # shares of outputs stand by their rows; no room fell
     "execution": 1214,  # outputs that are constants, where segments run; no room fell
     "graph": 5071,  # experts as products, for quantizing and for reading; targets fell
-    "interchange": 1326,  # all graphs of a folder of GenAI; targets fell
-    "judging": 1254,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
+    "interchange": 1367,  # graphs of a folder as one model, to evaluate them together; no room fell
+    "judging": 1255,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
     "layers": 972,  # massive rows are left out of moments; no room fell
     "metrics": 427,  # errors of functions of users name what these get; no room fell
     "numerics": 1178,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
-    "passes": 1759,  # whole sums in bodies; no room fell
+    "passes": 1761,  # means of any input are taken away; no room fell
     "placement": 1609,  # constants beside operands of a module; no room fell
     "quantized": 1525,  # turned weights are stored as integers; torch fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
-    "remedies": 1782,  # factors of little expected gain are not measured; numerics fell
+    "remedies": 1836,  # keys of caches without their mean; no room fell
     "report": 1241,  # a file without pairs has its verdict; no room fell
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1953,  # runs prove that padding changes no output; no room fell
+    "stages": 1954,  # folders are evaluated with all their graphs; no room fell
     "support": 1330,  # errors of functions of users name what these get; no room fell
     "targets": 6416,  # experts in QMoE, as products while they are quantized; numerics fell
     "tools": 1794,  # weights in blocks are listed; targets fell

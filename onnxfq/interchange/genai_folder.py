@@ -27,6 +27,7 @@ from onnx.numpy_helper import to_array
 from onnxfq.data import Data, DataOptions, DrawnInputs, Feed, InputSpec
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.texts import SUFFIXES, TextTokens, read_texts
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, ModelError, PlanError, RecipeError
 from onnxfq.graph.external.sizes import SMALL
 from onnxfq.graph.index import GraphIndex
@@ -34,7 +35,7 @@ from onnxfq.graph.io.data_paths import data_files
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.patterns.fed_back import naming_states
-from onnxfq.interchange.genai_parts import SECTIONS, FolderGraph, feed_part
+from onnxfq.interchange.genai_parts import SECTIONS, FolderGraph, feed_part, join_parts
 from onnxfq.support.files import replace_folder, write_text
 from onnxfq.support.other_words import HUGGING_FACE
 from onnxfq.support.outputs import writing
@@ -153,7 +154,12 @@ class GenaiFolder:
         length = self.config.context_length or 1
         return min(WINDOW, length) if length > 1 else WINDOW
 
-    def feeds(self, data: Data | None, limit: int | None = None) -> Data | None:
+    @property
+    def unit(self) -> Path | onnx.ModelProto:
+        """All graphs as one model; the path of the decoder where there is no other."""
+        return self.model if len(self.parts) < 2 else join_parts(self.parts)
+
+    def feeds(self, data: Data | None, limit: int | None = None, whole: bool = False) -> Data | None:
         """Return the feeds of the texts in `data`, a path of a file of texts; other data as it is.
 
         For several graphs the data has the inputs that none of them gives; those in front of the decoder run.
@@ -161,11 +167,12 @@ class GenaiFolder:
         Args:
             data: as a command takes it.
             limit: number of samples after which no text is read.
+            whole: give the inputs of `unit`.
 
         Raises DataError for texts that cannot be read, and for inputs that texts do not give.
         """
         if len(self.parts) > 1:
-            return self.feeds_of(-1, data)
+            return self.feeds_of(-1, data, whole)
         if not isinstance(data, (str, Path)) or Path(data).suffix not in SUFFIXES:
             return data
         proto = read_model(self.model, in_memory=SMALL)[0]
@@ -175,8 +182,11 @@ class GenaiFolder:
         self._note_variety(Path(data), len({*tokens}))
         return _TextFeeds(tokens, self.window, lambda part: self._feed(specs, rings, part))
 
-    def feeds_of(self, at: int, data: Data | None) -> Data | None:
-        """Return the feeds of `parts[at]`; None and drawn inputs as they are. Raises DataError for texts."""
+    def feeds_of(self, at: int, data: Data | None, whole: bool = False) -> Data | None:
+        """Return the feeds of `parts[at]`, or of the whole `unit`; None and drawn inputs as they are.
+
+        Raises DataError for texts.
+        """
         if data is None or isinstance(data, DrawnInputs):
             return data
         if isinstance(data, (str, Path)) and Path(data).suffix in SUFFIXES:
@@ -191,7 +201,8 @@ class GenaiFolder:
             length = np.shape(feed[tokens])[1]
             return self._feed((spec,), {}, range(length))[spec.name]
 
-        return lambda: feed_part(self.parts, at, data, fill, follow | {*self.states().values()})
+        filled = follow | {*self.states().values()}
+        return lambda: feed_part(self.parts, at, data, fill, filled, whole)
 
     def change_parts(self, change: Callable[..., Any], data: Data | None, target: Path) -> None:
         """Write what `change` makes of the graphs in front of the decoder to a folder, or name what stays."""
@@ -315,20 +326,21 @@ def open_folder(
     data: Data | None,
     output: str | Path | None,
     limit: int | None = None,
+    whole: bool = False,
 ) -> Iterator[tuple[str | Path | onnx.ModelProto, Data | None, str | Path | None]]:
     """Yield the model, the feeds and the path of the new model of a folder of GenAI; others as given.
 
     `output` is then a new folder with the other files and the scales of quantized caches too. It appears when
-    the block ends.
+    the block ends. The model is the decoder, or, to be read as a `whole`, all graphs as one.
     """
     if not is_folder(model):
         yield model, data, output
         return
     folder = GenaiFolder.read(Path(str(model)))
-    feeds = folder.feeds(data, limit)
+    feeds = folder.feeds(data, limit, whole)
     if output is None:
         with naming_states(folder.states()):
-            yield folder.model, feeds, None
+            yield folder.unit if whole else folder.model, feeds, None
         return
     with replace_folder(output) as place, naming_states(folder.states()):
         folder.copy_rest(place)
@@ -369,6 +381,8 @@ def open_folders(function: Function) -> Function:
             named = {} if given[2] is None else {"output": given[2]}
             if given[2] is not None and is_folder(model):
                 rest = {name: value for name, value in options.items() if name != "sources"}
+                if isinstance(recipe := options.get("recipe"), Recipe):
+                    rest["recipe"] = recipe.override(cache=None)  # only the decoder has one
                 each = functools.partial(function, **rest)
                 GenaiFolder.read(Path(model)).change_parts(each, data, Path(given[2]).parent)
             return function(*given[:2], **named, **options)
@@ -379,9 +393,15 @@ def open_folders(function: Function) -> Function:
 Given = TypeVar("Given", bound="str | Path | onnx.ModelProto")
 
 
-def find_decoder(model: Given) -> Given | Path:
-    """Return the decoder of a folder of GenAI, others as given. Raises ModelError for another folder."""
-    return GenaiFolder.read(Path(str(model))).model if is_folder(model) else model
+def find_decoder(model: Given, whole: bool = False) -> Given | Path | onnx.ModelProto:
+    """Return the decoder of a folder of GenAI, or the `whole` as one model; others as given.
+
+    Raises ModelError for another folder.
+    """
+    if not is_folder(model):
+        return model
+    folder = GenaiFolder.read(Path(str(model)))
+    return folder.unit if whole else folder.model
 
 
 def is_folder(model: object) -> bool:

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Data, Feed, InputSpec
@@ -21,6 +22,8 @@ from onnxfq.data.feeds import Feeds
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.graph.external.sizes import SMALL
 from onnxfq.graph.io.load import read_model
+from onnxfq.graph.model import default_opset, replace_nodes
+from onnxfq.graph.normalize.opset import raise_opset
 
 Fill = Callable[[InputSpec, Feed], NDArray[Any]]
 """Returns an input for the values so far."""
@@ -57,8 +60,54 @@ class FolderGraph:
         return ""
 
 
+def find_sources(parts: Sequence[FolderGraph]) -> dict[str, str]:
+    """Return the inputs that earlier graphs give, with the output that each takes."""
+    given, sources = dict[str, str](), dict[str, str]()
+    for part in parts:
+        sources |= {one.name: name for one in part.specs if (name := part.find_source(one.name, given))}
+        given |= {key.replace("present", "past"): name for key, name in part.outputs.items()}
+    return sources
+
+
+def join_parts(parts: Sequence[FolderGraph]) -> onnx.ModelProto:
+    """Return one model of all graphs, with the outputs of the last, and what no graph gives as inputs.
+
+    Args:
+        parts: all graphs, in the order of SECTIONS.
+
+    Raises ModelError for a graph that cannot be read, or raised to the opset of the others.
+    """
+    sources, given = find_sources(parts), dict[str, str]()
+    read = [read_model(part.path)[0] for part in parts]
+    opset = max(map(default_opset, read))
+    read = [raise_opset(one, opset, str(part.path))[0] for one, part in zip(read, parts, strict=True)]
+    ahead, joined = [], onnx.ModelProto.FromString(read[-1].SerializeToString())
+    for part, proto in zip(parts[:-1], read, strict=False):
+        prefix = f"{part.path.stem}/"
+        given |= {one.name: f"{prefix}{one.name}" for one in proto.graph.output}
+        ahead.append(onnx.compose.add_prefix(proto, prefix, rename_inputs=False))
+    graphs = [one.graph for one in (*ahead, joined)]
+    inputs = {one.name: one for graph in graphs for one in graph.input}
+    nodes = list[onnx.NodeProto]()
+    for graph in graphs:
+        taken = [one.name for one in graph.input if one.name in sources and inputs.pop(one.name, None)]
+        nodes += [onnx.helper.make_node("Identity", [given[sources[name]]], [name]) for name in taken]
+        nodes += graph.node
+    for one in ahead:
+        joined.graph.initializer.extend(one.graph.initializer)
+        joined.graph.value_info.extend([*one.graph.value_info, *one.graph.output])
+        joined.functions.extend(one.functions)
+        known = {own.domain for own in joined.opset_import}
+        joined.opset_import.extend(own for own in one.opset_import if own.domain not in known)
+        joined.ir_version = max(joined.ir_version, one.ir_version)
+    del joined.graph.input[:]
+    joined.graph.input.extend(value for name, value in inputs.items() if name not in sources)
+    replace_nodes(joined.graph, nodes)
+    return joined
+
+
 def feed_part(
-    parts: Sequence[FolderGraph], at: int, data: Data, fill: Fill, filled: set[str]
+    parts: Sequence[FolderGraph], at: int, data: Data, fill: Fill, filled: set[str], whole: bool = False
 ) -> Iterator[Feed]:
     """Yield the feeds of `parts[at]`, for which those in front of it run in float.
 
@@ -68,15 +117,13 @@ def feed_part(
         data: the inputs that no graph gives, by name.
         fill: gives an input of `filled`.
         filled: inputs that follow from others, such as a mask.
+        whole: yield the feeds of `join_parts` instead.
 
     Raises DataError for data without an input.
     """
     from onnxfq.runtime.session import Session  # commands that read folders alone do not wait for it
 
-    given, sources = dict[str, str](), dict[str, str]()
-    for part in parts:
-        sources |= {one.name: name for one in part.specs if (name := part.find_source(one.name, given))}
-        given |= {key.replace("present", "past"): name for key, name in part.outputs.items()}
+    sources = find_sources(parts)
     specs = {one.name: one for part in parts for one in part.specs}
     asked = tuple(one for name, one in specs.items() if name not in sources.keys() | filled)
     ahead = {part.path: Session(part.path) for part in parts[:at]}
@@ -89,4 +136,4 @@ def feed_part(
             if part.path in ahead:
                 session = ahead[part.path]
                 feed |= dict(zip(session.output_names, session.run(own), strict=True))
-        yield own
+        yield {name: feed[name] for name in specs if name not in sources} if whole else own

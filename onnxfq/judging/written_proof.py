@@ -19,6 +19,7 @@ from onnxfq.graph.external.sizes import ONE_PIECE, weight_bytes
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.signature import computed_tensors
 from onnxfq.numerics.intervals import ratio_interval_db
+from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.random_numbers import needs_seed
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -204,11 +205,12 @@ def _is_sure(meant: OutputScore, ran: OutputScore) -> bool:
 
 
 def _in_own_types(opener: Opener) -> Opener:
-    """Return an opener of models whose inputs may have another float type than the samples."""
+    """Return an opener of models whose inputs, caches too, may have another type than the samples."""
 
     def open_model(model: AnyModel, threads: int) -> Callable[[Feed], Values]:
-        run = opener(model, threads)
         assert isinstance(model, onnx.ModelProto)
+        model = with_float_caches(model)
+        run = opener(model, threads)
         types = {spec.name: spec.dtype for spec in input_specs(model)}
         return lambda feed: run({name: feed[name].astype(dtype, copy=False) for name, dtype in types.items()})
 

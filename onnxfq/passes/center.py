@@ -85,10 +85,18 @@ def center_tensors(model: Model, plan: Plan, tensors: Sequence[CenteredTensor]) 
                 made[product.node] = product
             else:
                 shifts[found] = product.lost
-    shifted = shift_biases(model, shifts)
-    _insert(shifted.proto, index, read, made)
-    mark_equalized(shifted.proto, "means")
-    return replace(shifted, sha256=hash_model(shifted.proto), limits={})
+    return _insert(shift_biases(model, shifts), index, read, made)
+
+
+def center_inputs(model: Model, tensors: Mapping[str, CenteredTensor], slot: int) -> Model:
+    """Return `model` whose nodes read tensors without their means, which nothing gives back.
+
+    Args:
+        model: the float model, which is not changed.
+        tensors: by the name of the node that reads them.
+        slot: the input of these nodes.
+    """
+    return _insert(shift_biases(model, {}), model.index, tensors, {}, slot)
 
 
 def _find_maker(index: GraphIndex, finder: BiasFinder, tensor: CenteredTensor) -> BiasPlace | None:
@@ -111,13 +119,14 @@ def _find_maker(index: GraphIndex, finder: BiasFinder, tensor: CenteredTensor) -
 
 
 def _insert(
-    proto: onnx.ModelProto,
+    model: Model,
     index: GraphIndex,
     read: Mapping[str, CenteredTensor],
     made: Mapping[str, CenteredProduct],
-) -> None:
-    """Put a Sub before the products in `read`, one for each tensor, and an Add behind those in `made`."""
-    graph, values = proto.graph, index.values
+    slot: int = 0,
+) -> Model:
+    """Put a Sub before input `slot` of nodes in `read`, one a tensor, and an Add behind those in `made`."""
+    graph, values = model.proto.graph, index.values
     names = Names({*index.names, *(tensor.name for tensor in graph.initializer)})
     centered: dict[str, str] = {}
 
@@ -139,7 +148,7 @@ def _insert(
                 centered[tensor.name] = names.claim(f"{tensor.name}{CENTERED}")
                 note(centered[tensor.name], tensor.name)
                 nodes.append(add("Sub", tensor.name, centered[tensor.name], tensor.mean))
-            node.input[0] = centered[tensor.name]
+            node.input[slot] = centered[tensor.name]
         nodes.append(node)
         if node.name in made:
             output, product = node.output[0], names.claim(f"{node.output[0]}{CENTERED}")
@@ -148,3 +157,5 @@ def _insert(
             lost = made[node.name].lost.astype(made[node.name].dtype)
             nodes.append(add("Add", product, output, lost))
     replace_nodes(graph, nodes)
+    mark_equalized(model.proto, "means")
+    return replace(model, sha256=hash_model(model.proto), limits={})

@@ -46,6 +46,11 @@ def place_caches(graph: gs.Graph, recipe: Recipe) -> Iterator[Placement]:
             yield _place(cache, recipe, -1, tuple(uses_of(cache, graph.outputs)), "cache of a Concat")
             count += 1
     if not count:
+        for node in graph.nodes:
+            if node.op == "MultiHeadAttention" and any(id(output) in outputs for output in node.outputs[1:]):
+                raise RecipeError(
+                    f"node {node.name!r}: MultiHeadAttention has a cache of floats; leave out --kv"
+                )
         raise RecipeError(
             f"recipe {recipe.name} quantizes caches, and the model has none: no output joins an "
             "input with new numbers; export the decoder with its cache, or leave out --kv"

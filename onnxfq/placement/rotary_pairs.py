@@ -35,11 +35,19 @@ def join_rotary_pairs(model: Model, plan: Plan, encodings: Iterable[Encoding]) -
 
 
 def _join(encoding: Encoding, index: GraphIndex) -> Encoding:
-    scales = encoding.scale
-    partners = _find_partners(encoding.tensor, scales.size, index) if scales.ndim else None
-    if partners is None:
-        return encoding
-    return encoding.model_copy(update={"scale": np.maximum(scales, scales[partners])})
+    scales, maker = encoding.scale, index.makers.get(encoding.tensor)
+    tensor, common = encoding.tensor, None
+    if maker is not None and maker.op_type == "Sub" and maker.input[1] in index.constants:
+        tensor, common = maker.input[0], index.array(maker.input[1])
+    partners = _find_partners(tensor, scales.size, index) if scales.ndim else None
+    if common is not None:
+        # Positions turn the key with its mean, away from the constant.
+        reach = np.abs(common) / encoding.spec.qtype.qmax
+        reach = np.maximum(reach, reach[partners]) if partners is not None else reach.max()
+        scales = scales + np.float32(2) * reach.astype(np.float32)
+    if partners is not None:
+        scales = np.maximum(scales, scales[partners])
+    return encoding.model_copy(update={"scale": scales})
 
 
 def _find_partners(tensor: str, channels: int, index: GraphIndex) -> NDArray[np.intp] | None:

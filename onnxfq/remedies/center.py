@@ -71,7 +71,7 @@ def choose_tensors(model: Model, plan: Plan, feeds: Sequence[Feed], threads: int
         threads: of the runs.
     """
     readers = _find_readers(model, plan)
-    means = _measure(model, list(readers), feeds, threads)
+    means = measure_means(model, list(readers), feeds, threads)
     return [_center(model, name, mean, readers[name]) for name, mean in means.items()]
 
 
@@ -104,10 +104,17 @@ def _find_readers(model: Model, plan: Plan) -> dict[str, _Readers]:
     }
 
 
-def _measure(
+def measure_means(
     model: Model, tensors: Sequence[str], feeds: Sequence[Feed], threads: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the means of the channels of `tensors` that are large enough, [C]."""
+    """Return the means of the channels of `tensors`, [C], that make GAINED_SHARE of their energy.
+
+    Args:
+        model: the float model.
+        tensors: with channels along their last axis.
+        feeds: the data.
+        threads: of the runs.
+    """
     inputs = [ObservedInput(name, InputView("MatMul", -1)) for name in tensors]
     if not inputs:
         return {}

@@ -10,6 +10,7 @@ from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge, Remedy
 from onnxfq.remedies.calibrator_search import CALIBRATOR
 from onnxfq.remedies.center import CENTER
+from onnxfq.remedies.center_keys import KEYS
 from onnxfq.remedies.correct_biases import BIASES
 from onnxfq.remedies.equalize_search import EQUALIZE, SMOOTH
 from onnxfq.remedies.mixed_precision import PROTECT, keep_target
@@ -26,12 +27,13 @@ REMEDIES: tuple[Remedy, ...] = (
     CALIBRATOR,
     CENTER,
     ROUNDING,
+    KEYS,
     SMOOTH,
     WIDEN_SUMS,
     WIDEN,
     PROTECT,
 )
-"""The first six cost nothing at run time, smoothing costs no layer, wide formats and layers in float do."""
+"""The first six cost nothing at run time, keys a Sub, smoothing no layer; the rest costs time."""
 
 
 def finish(judge: Judge, candidate: Candidate) -> tuple[Candidate, list[Trial]]:

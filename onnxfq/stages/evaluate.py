@@ -24,7 +24,7 @@ from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.signature import computed_tensors, output_names, with_inputs_of
-from onnxfq.interchange.genai_folder import find_decoder, open_folder
+from onnxfq.interchange.genai_folder import find_decoder, is_folder, open_folder
 from onnxfq.metrics import Mean, Metric, check_labels, find_metric, name_metric
 from onnxfq.passes.equalize import is_equalized
 from onnxfq.passes.float_caches import with_float_caches
@@ -64,8 +64,9 @@ def evaluate(
     """Compare one candidate, or several by name, with the reference in one pass over the feeds.
 
     Args:
-        reference: the float model: a path or a ModelProto.
-        candidate: a Q/DQ or fake-quant model, or several by name.
+        reference: the float model: a path or a ModelProto, or a folder of ONNX Runtime GenAI.
+        candidate: a Q/DQ or fake-quant model, or several by name. If all are folders, the graphs of each run
+            as one; otherwise the decoder of a folder does, on what the float graphs in front of it give.
         data: as `quantize` takes it.
         labels: the class of each row of the first output in the order of the feeds, numbers or texts, or a
             .npy, .npz or text file of them. With a limit of samples in `options` the first ones count.
@@ -85,11 +86,12 @@ def evaluate(
     measure = None if metric is None else find_metric(metric)
     opener = _find_opener(runtime)
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
-    with open_folder(reference, data, None, options.data.limit) as (decoder, feeds_given, _):
-        base = _read_runnable(decoder)
+    whole = all(map(is_folder, given.values()))
+    with open_folder(reference, data, None, options.data.limit, whole) as (float_model, feeds_given, _):
+        base = _read_runnable(float_model)
         data = data if feeds_given is None else feeds_given
         candidates = {
-            name: with_inputs_of(with_float_caches(_read_runnable(find_decoder(one))), base, name)
+            name: with_inputs_of(with_float_caches(_read_runnable(find_decoder(one, whole))), base, name)
             for name, one in given.items()
         }
         notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]

@@ -278,8 +278,8 @@ OTHERS = [
     ),
     ("genai-int4", {"weights": {"granularity": "per_axis", "block_size": None}}, "blocks of a power of two"),
     ("genai-int4", {"weights": {"block_size": 48}}, "has blocks of a power of two"),
-    ("genai-int4", {"weights": {"qtype": "float8e4m3fn"}}, "stores int4, uint4, int8 and uint8"),
-    ("genai-int4", {"weights": {"qtype": "int6"}}, "stores int4, uint4, int8 and uint8"),
+    ("genai-int4", {"weights": {"qtype": "float8e4m3fn"}}, "stores int2, int4, int8 and unsigned ones"),
+    ("genai-int4", {"weights": {"qtype": "int6"}}, "stores int2, int4, int8 and unsigned ones"),
     ("genai-int4", {"weights": {"scale_type": "e8m0"}}, "has float scales"),
 ]
 """A recipe, what is changed in it, and how its target refuses that."""

@@ -94,6 +94,22 @@ def test_float_interface(qtype: str) -> None:
     assert with_float_caches(decoder()).SerializeToString() == decoder().SerializeToString()
 
 
+@pytest.mark.parametrize("qtype", ["int8", "int4"])
+def test_a_file_of_caches_is_proven(qtype: str) -> None:
+    """ONNX Runtime runs a file with its own caches over given keys, as the simulation says."""
+    tokens, held = np.random.default_rng(2).integers(0, 40, (8, 1, 5)), feeds(8)
+    session = onnxruntime.InferenceSession(decoder().SerializeToString())
+    data = []
+    for feed, more in zip(held, tokens, strict=True):
+        _, key, value = session.run(None, feed)
+        total = np.ones((1, key.shape[2] + more.shape[1]), np.int64)
+        data.append({"input_ids": more, "attention_mask": total, KEY: key, VALUE: value})
+    recipe = onnxfq.load_recipe("genai-int8").override(cache={"qtype": qtype, "granularity": "per_axis"})
+    proof = onnxfq.quantize(decoder(), data, recipe=recipe).proof
+    # Only the file rounds the given keys too.
+    assert proof.samples and not proof.difference and proof.runtime_db > proof.simulated_db - 3
+
+
 def test_positions_keep_the_range_of_keys() -> None:
     """Two channels that positions turn into each other share a scale of the larger range; values do not."""
     scales = {}
@@ -134,6 +150,55 @@ def test_pairs_of_a_concat(qtype: str, granularity: str) -> None:
     if granularity == "per_axis":
         key = result.encodings["present_key"].scale.reshape(2, -1)
         np.testing.assert_array_equal(key[0], key[1])
+
+
+def centered(**attributes: float) -> tuple[onnxfq.QuantizeResult, onnx.ModelProto]:
+    """Return the result with a cache in float8 for a decoder with keys of one mean, and the decoder."""
+    proto = decoder()
+    (node,) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
+    node.attribute.extend(onnx.helper.make_attribute(*one) for one in attributes.items())
+    constants = {one.name: one for one in proto.graph.initializer}
+    for name, change in (
+        ("embed", lambda words: words + 4 * weights(words.shape[1], seed=9)),
+        # Large queries, whose scores tell keys apart.
+        ("model.layers.0.attn.qkv_proj.MatMul.weight", lambda qkv: np.hstack([2 * qkv[:, :64], qkv[:, 64:]])),
+    ):
+        array = change(onnx.numpy_helper.to_array(constants[name])).astype(np.float32)
+        constants[name].CopyFrom(onnx.numpy_helper.from_array(array, name))
+    recipe = onnxfq.load_recipe("genai-int8").override(
+        cache={"qtype": "float8e4m3fn", "granularity": "per_axis"},
+        overrides=[{"op_types": ["MatMul"], "keep_float": True}],
+    )
+    target = onnxfq.AccuracyTarget(repair="auto")
+    return onnxfq.quantize(proto, feeds(64, 48), recipe=recipe, accuracy=target), proto
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_keys_lose_their_mean(interleaved: int) -> None:
+    """A Softmax does not see it: ONNX Runtime has the logits of the float model over a text and behind it."""
+    result, proto = centered(rotary_interleaved=interleaved)
+    trial = result.trial("keys")
+    assert trial.is_kept and trial.after > trial.before + 1
+    (node,) = (node for node in result.qdq.graph.node if node.op_type == "GroupQueryAttention")
+    assert node.input[1].endswith("/centered") and not onnx.helper.get_node_attr_value(node, "do_rotary")
+    model = result.candidate.session.model.proto
+    first = feeds(9)[-1]
+    one = {"input_ids": np.array([[4]]), "attention_mask": np.ones((1, 13), np.int64)}
+    caches = [{}, {}]
+    for step in (first, one):
+        made = [run(each, step | given) for each, given in zip((proto, model), caches, strict=True)]
+        wanted = made[0]["logits"]
+        # Kernels sum other floats.
+        np.testing.assert_allclose(made[1]["logits"], wanted, atol=2e-5 * np.abs(wanted).max())
+        caches = [{KEY: each["present.0.key"], VALUE: each["present.0.value"]} for each in made]
+    keys = [each[KEY] for each in caches]
+    assert np.square(keys[1]).sum() < 0.5 * np.square(keys[0]).sum()
+
+
+@pytest.mark.parametrize("attribute", [{"softcap": 1.0}, {"smooth_softmax": 1}])
+def test_means_that_count_stay(attribute: dict[str, float]) -> None:
+    """Keys stay in an attention whose weights change with a number that all scores have."""
+    assert "a plain Softmax" in centered(**attribute)[0].trial("keys").why
 
 
 @pytest.mark.parametrize(
@@ -199,14 +264,27 @@ def test_error_by_length(base: str, proto: onnx.ModelProto, data: list, lengths:
     for qtype in ("int8", "int4"):
         notes = " ".join(quantized(base, proto, data, qtype, "per_tensor").staged.notes)
         assert re.search(f"error of attention over the quantized cache alone: .* {lengths}", notes)
-        errors[qtype] = [float(text) for text in re.findall(r"([\d.]+) % at", notes)]
-    assert all(0 < eight < four for eight, four in zip(errors["int8"], errors["int4"], strict=True))
+        errors[qtype] = [float(text) for text in re.findall(r"([\d.]+)% at", notes)]
+    assert len(errors["int8"]) == 3 and all(
+        0 < eight < four for eight, four in zip(errors["int8"], errors["int4"], strict=True)
+    )
+
+
+JOINED = build(
+    """g (float[1,T,16] x, float[1,2,P,8] past_key, float[1,2,P,8] past_value)
+    => (float[1,T,16] y, float[1,2,C,8] present_key, float[1,2,C,8] present_value) {
+    q = MatMul (x, w)
+    [attention] y, present_key, present_value = com.microsoft.MultiHeadAttention <num_heads = 2>
+        (q, q, q, , , , past_key, past_value) }""",
+    {"w": weights(16, 16)},
+)
 
 
 @pytest.mark.parametrize(
     ("proto", "scheme", "reason"),
     [
         (PRODUCT, {}, "has none"),
+        (JOINED, {}, "node 'attention': MultiHeadAttention has a cache of floats; leave out --kv"),
         (decoder(), {"qtype": "int6"}, "caches hold int8, int4, float8e4m3fn"),
         (decoder(), {"symmetric": False}, "without zero points"),
         (decoder(), {"granularity": "per_row"}, "granularity"),

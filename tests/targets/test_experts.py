@@ -78,15 +78,28 @@ def test_products(activation: str, normalize: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rounded"),
-    [("genai-int4", False), ("genai-int4", True), ("genai-uint4", True), ("genai-int8", True)],
+    ("qtype", "rounded"),
+    [("int2", False), ("uint2", False), ("int4", False), ("int4", True), ("uint4", True), ("int8", True)],
 )
-def test_quantized(name: str, rounded: bool) -> None:
+def test_quantized(qtype: str, rounded: bool) -> None:
     """ONNX Runtime's QMoE computes what the simulation computes; the router stays in float by its rule."""
-    proto, recipe = experts(), onnxfq.load_recipe(name)
+    scheme = {"qtype": qtype, "symmetric": not qtype.startswith("u")}
+    proto, recipe = experts(), onnxfq.load_recipe("genai-int4").override(weights=scheme)
     result = plain_quantize(proto, samples(), recipe=recipe if rounded else recipe.override(activations=None))
     assert [node.op_type for node in result.qdq.graph.node] == ["MatMul", "Add", "Reshape", "QMoE"]
     assert ("MatMul", "router") in {(one.op_type, one.rule) for one in result.plan.skipped}
+    assert_close(run(result.qdq), simulate(result))
+
+
+@pytest.mark.parametrize(("qtype", "rounded"), [("int2", True), ("int8", False)])
+def test_products_in_place_of_a_kernel(qtype: str, rounded: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A QMoE that would not round its inputs as the recipe says stays products, with a warning."""
+    recipe = onnxfq.load_recipe("genai-int4").override(weights={"qtype": qtype})
+    result = plain_quantize(
+        experts(), samples(), recipe=recipe if rounded else recipe.override(activations=None)
+    )
+    assert "QMoE" not in {node.op_type for node in result.qdq.graph.node}
+    assert "8 bits beside inputs rounded to int8, 2 beside float" in caplog.text
     assert_close(run(result.qdq), simulate(result))
 
 

@@ -51,6 +51,8 @@ def recipe(rounded: bool, **scheme: object) -> onnxfq.Recipe:
         {"qtype": "int8", "block_size": 128},
         {"qtype": "uint8", "symmetric": False},
         {"qtype": "int4", "symmetric": False},
+        {"qtype": "int2"},
+        {"qtype": "uint2", "symmetric": False},
     ],
     ids=str,
 )
@@ -691,6 +693,16 @@ def write_vision(path: Path) -> Path:
     return path
 
 
+def decoder_feed(
+    sessions: dict[str, onnxruntime.InferenceSession], feed: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return what the decoder of `write_vision` reads behind its other graphs."""
+    (seen,) = sessions["vision"].run(None, {"pixels": feed["pixels"]})
+    (both,) = sessions["embedding"].run(None, {"image": seen, "input_ids": feed["input_ids"]})
+    past = np.zeros((1, 2, 0, 16), np.float32)
+    return {"both": both, "mask": np.ones(both.shape[:2], np.int64), "past_0": past}
+
+
 def test_every_graph(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each graph is quantized on what the float ones in front of it give, or named as left in float."""
     source, random = write_vision(tmp_path / "float"), np.random.default_rng(0)
@@ -702,12 +714,7 @@ def test_every_graph(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "vision.onnx too: MatMul 1/1" in caplog.text and "other.onnx is copied as it is" in caplog.text
     assert "embedding.onnx stays in float, " in caplog.text and "bytes: nothing to quantize" in caplog.text
     sessions = {one: onnxruntime.InferenceSession(source / f"{one}.onnx") for one in ("vision", "embedding")}
-    alone = []
-    for feed in data:
-        (seen,) = sessions["vision"].run(None, {"pixels": feed["pixels"]})
-        (both,) = sessions["embedding"].run(None, {"image": seen, "input_ids": feed["input_ids"]})
-        past = np.zeros((1, 2, 0, 16), np.float32)
-        alone.append({"both": both, "mask": np.ones(both.shape[:2], np.int64), "past_0": past})
+    alone = [decoder_feed(sessions, feed) for feed in data]
     for name, feeds_alone in (("decoder", alone), ("vision", [{"pixels": one["pixels"]} for one in data])):
         onnxfq.quantize(source / f"{name}.onnx", feeds_alone, tmp_path / "alone.onnx", **how)
         assert (tmp_path / "alone.onnx").read_bytes() == (tmp_path / "int4" / f"{name}.onnx").read_bytes()
@@ -717,3 +724,37 @@ def test_every_graph(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         onnxfq.quantize(source, tmp_path / "texts.txt", tmp_path / "less", **how)
     with pytest.raises(DataError, match="lacks input 'pixels'"):
         onnxfq.quantize(source, [{"input_ids": one["input_ids"]} for one in data], tmp_path / "less", **how)
+
+
+def test_caches_are_of_the_decoder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A recipe with caches quantizes the graphs in front of the decoder, which alone has to have one."""
+    source, random = write_vision(tmp_path / "float"), np.random.default_rng(0)
+    pixels, words = random.normal(size=(8, 1, 6, 32)).astype(np.float32), random.integers(0, 40, (8, 1, 5))
+    data = [{"pixels": one, "input_ids": other} for one, other in zip(pixels, words, strict=True)]
+    recipe = onnxfq.load_recipe("genai-int4").override(cache={"qtype": "int8"})
+    with pytest.raises(OnnxfqError, match="the model has none"):
+        onnxfq.quantize(source, data, tmp_path / "int4", recipe=recipe)
+    assert "vision.onnx too: MatMul 1/1" in caplog.text
+
+
+def test_graphs_are_evaluated_as_one(tmp_path: Path) -> None:
+    """Folders are measured as sessions one behind the other; a decoder alone reads what float ones give."""
+    source, random = write_vision(tmp_path / "float"), np.random.default_rng(1)
+    drawn = [random.normal(size=(1, 6, 32)).astype(np.float32) for _ in range(8)]
+    data = [{"pixels": one, "input_ids": random.integers(0, 40, (1, 5))} for one in drawn]
+    recipe = onnxfq.load_recipe("genai-int4").override(activations=None)
+    how = {"recipe": recipe, "accuracy": onnxfq.AccuracyTarget(repair=None)}
+    made = tmp_path / "int4"
+    onnxfq.quantize(source, data, made, **how)
+    wanted = []
+    for ahead, last in ((source, source), (made, made), (source, made)):
+        paths = {"vision": ahead, "embedding": ahead, "decoder": last}
+        sessions = {name: onnxruntime.InferenceSession(path / f"{name}.onnx") for name, path in paths.items()}
+        logits = [sessions["decoder"].run(["logits"], decoder_feed(sessions, feed))[0] for feed in data]
+        wanted.append(np.concatenate(logits).astype(np.float64))
+    power = np.square(wanted[0]).sum()
+    both, alone = (10 * np.log10(power / np.square(one - wanted[0]).sum()) for one in wanted[1:])
+    assert alone > both + 1
+    for candidate, figure in ((made, both), (made / "decoder.onnx", alone)):
+        first, *_ = onnxfq.evaluate(source, candidate, data).candidates
+        assert abs(first.outputs[0].sqnr_db - figure) < 0.01  # kernels sum in another order

@@ -26,8 +26,8 @@ _SIZES = ("expert_weight_bits", "block_size", LEVEL)
 NORMALIZES = "normalize_routing_weights"
 """Attribute by which the gates of a token have the sum 1, which QMoE gives them without it too."""
 
-_ROUNDING_BITS = 8
-"""Bits of weights whose kernel for CPUs rounds its inputs to int8 at every accuracy level."""
+_LEVELS = {2: (0,), 4: (0, INT8_INPUT), 8: (INT8_INPUT,)}
+"""Accuracy levels by bits that the kernel for CPUs keeps: with 2 it never rounds inputs, with 8 always."""
 
 
 def split_moe(model: Model) -> Model:
@@ -59,7 +59,7 @@ def join_experts(editor: Editor) -> None:
         if form is None or set(others) != {form}:
             log.warning(
                 f"MoE {name!r} is written as {1 + len(others)} products that compute every token: QMoE "
-                "takes one format for all, whole blocks, and 8 bits only beside inputs rounded to int8"
+                "takes one format for all, whole blocks, 8 bits beside inputs rounded to int8, 2 beside float"
             )
             continue
         first, second = (
@@ -96,8 +96,8 @@ def _form(nodes: Mapping[str, gs.Node], product: str) -> tuple[int, ...] | None:
     around = {node.inputs[0].inputs[0].name, *(reader.name for reader in node.outputs[0].outputs)}
     if node.op != "MatMulNBits" or not around <= nodes.keys() or given["K"] % given["block_size"]:
         return None
-    rounds = given["bits"] < _ROUNDING_BITS or given[LEVEL] == INT8_INPUT
-    return (given["bits"], given["block_size"], given[LEVEL], len(node.inputs)) if rounds else None
+    kept = given[LEVEL] in _LEVELS[given["bits"]]
+    return (given["bits"], given["block_size"], given[LEVEL], len(node.inputs)) if kept else None
 
 
 def _read(nodes: Mapping[str, gs.Node], expert: str, product: str, bias: str) -> list[NDArray[np.generic]]:

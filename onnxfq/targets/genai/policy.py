@@ -10,7 +10,7 @@ from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.placement.target_policy import NodeDecision, Operands, Slots, TargetPolicy
 
-BITS = (4, 8)
+BITS = (2, 4, 8)
 """Widths of weights that the kernels for CPUs take."""
 
 _LEAST_BLOCK = 16
@@ -29,7 +29,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         return _refuses_activation(placement)
     spec = placement.spec
     if not (not spec.qtype.is_float and spec.qtype.bits in BITS and spec.qtype.full_range):
-        return f"MatMulNBits stores int4, uint4, int8 and uint8, not {spec.qtype}; use qtype: int4"
+        return f"MatMulNBits stores int2, int4, int8 and unsigned ones, not {spec.qtype}; use qtype: int4"
     if spec.scale_type != "float32" or spec.zero_point == "fractional":
         return "MatMulNBits has float scales and integer zero points; leave out scale_type and zero_point"
     size = spec.granularity.block_size

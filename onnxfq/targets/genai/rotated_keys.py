@@ -121,12 +121,12 @@ def rotate_inside(editor: Editor) -> None:
     """Undo `rotate_outside` in the graph of `editor`, in place."""
     for node in [node for node in editor.graph.nodes if node.op == ATTENTION]:
         makers = [tensor.inputs[0] if tensor.inputs else None for tensor in node.inputs[:2]]
-        if not node.name.endswith(_ROTATED):
-            continue
-        for slot, maker in enumerate(makers):
-            if maker is not None and maker.op == "RotaryEmbedding":
-                node.inputs[slot] = maker.inputs[0]
-                node.attrs["do_rotary"] = 1
+        ops = {maker.op for maker in makers if maker is not None}
+        if not node.name.endswith(_ROTATED) or "Sub" in ops:
+            continue  # keys without their mean stay rotated outside
+        if "RotaryEmbedding" in ops:
+            node.inputs = [*(maker.inputs[0] for maker in makers if maker is not None), *node.inputs[2:]]
+            node.attrs["do_rotary"] = 1
         split = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
         if split is not None and split.name.endswith(_ROTATED):
             node.inputs = [split.inputs[0], gs.Variable.empty(), gs.Variable.empty(), *node.inputs[3:]]
