@@ -1,7 +1,7 @@
 """Cost of the whole of `quantize`: relative to plain inference of the same samples, and peak memory.
 
     python benchmarks/quantize.py [--samples N ...] [--networks NAME ...] [--peers METHOD ...]
-        [--aimet PYTHON] [--modelopt PYTHON] [--out FILE]
+        [--remedies] [--aimet PYTHON] [--modelopt PYTHON] [--out FILE]
 
 Plain inference is one fully optimised onnxruntime session. The whole job starts from a file and ends with a
 written Q/DQ model: `onnxfq.quantize` with its default recipe and without remedies, and onnxruntime's
@@ -38,6 +38,9 @@ PEERS = ("minmax", "entropy", "percentile")
 TOOLS = {"AIMET": "aimet", "ModelOpt": "modelopt"}
 """By label: the file `peers/by_NAME.py`, whose task `quantize` makes int8 with min-max ranges."""
 
+REMEDIES = "onnxfq with remedies"
+"""Job of a plain call; its peak memory is at most 1.3 times that without remedies."""
+
 Job = Callable[[Path, int, int], None]
 """Called with the model, the number of samples and the number of threads."""
 
@@ -47,15 +50,16 @@ def plain() -> Job:
     return lambda path, samples, threads: infer(path, 1, samples, threads)
 
 
-def by_onnxfq() -> Job:
-    """Return `onnxfq.quantize` without remedies, which the peers do not have, with its imports done."""
+def by_onnxfq(with_remedies: bool = False) -> Job:
+    """Return `onnxfq.quantize`, by default without remedies, which the peers lack, with its imports done."""
     import onnxfq
 
-    quantize, options, off = onnxfq.quantize, onnxfq.RunOptions, onnxfq.AccuracyTarget(repair=None)
+    quantize, options = onnxfq.quantize, onnxfq.RunOptions
+    accuracy = onnxfq.AccuracyTarget() if with_remedies else onnxfq.AccuracyTarget(repair=None)
 
     def run(path: Path, samples: int, threads: int) -> None:
         made = path.with_name("onnxfq.onnx")
-        quantize(path, partial(feeds, 1, samples), made, accuracy=off, options=options(threads=threads))
+        quantize(path, partial(feeds, 1, samples), made, accuracy=accuracy, options=options(threads=threads))
 
     return run
 
@@ -100,6 +104,7 @@ def by_onnxruntime(method: str) -> Job:
 JOBS: dict[str, Callable[[], Job]] = {
     "plain inference": plain,
     "onnxfq": by_onnxfq,
+    REMEDIES: partial(by_onnxfq, True),
     **{f"onnxruntime {method}": partial(by_onnxruntime, method) for method in PEERS},
 }
 
@@ -217,11 +222,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["minmax"], help="of onnxruntime")
+    parser.add_argument("--remedies", action="store_true", help="also run a plain call, with remedies")
     for tool in TOOLS:
         parser.add_argument(f"--{tool.lower()}", metavar="PYTHON", help=f"python of {tool}'s environment")
     parser.add_argument("--out", help="write the result to this Markdown file")
     arguments = parser.parse_args()
-    jobs = ["plain inference", "onnxfq", *(f"onnxruntime {method}" for method in arguments.peers)]
+    jobs = ["plain inference", "onnxfq", *[REMEDIES] * arguments.remedies]
+    jobs += [f"onnxruntime {method}" for method in arguments.peers]
     given = {tool: getattr(arguments, tool.lower()) for tool in TOOLS}
     tools = {tool: python for tool, python in given.items() if python}
     rows: list[list[str]] = []

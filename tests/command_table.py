@@ -126,6 +126,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "calibrator": ("entropy", "percentile:99", "percentile:200", "range:1", "known:Relu", "mine:x"),
     "rounding": ("gptq", "nearest", "auto", "qronos", "nothing"),
     "smooth": ("none", "auto", "0.5", "nan", "-1", "x"),
+    "pays": ("times.json", "k.json", "SM90x", ""),
     "kv": ("int8", "int4", "nothing"),
     "python": ("python3", "none"),
     "custom_ops": ("m.onnx", "none.so"),

@@ -215,6 +215,11 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
     x = proto.graph.input[0].name
     ranges = {"quant_type": "QInt8", "scale": 0.1, "zero_point": 0, "symmetric": True}
     (folder / "given.json").write_text(json.dumps({x: [ranges]}))
+    timed = {"kind": "product", "groups": 1, "rows": 1, "columns": 4, "summed": 4}
+    times = {"device": "a GPU", "how": "given", "date": "2026-01-01", "versions": {}, "float_type": "float16"}
+    rows = [timed | {"seconds": {"float": 1e-6, "int8": 2e-6}, "crossing": [1, 1e-7]} for _ in range(3)]
+    times |= {"errors": {"int8": [0.1, 0.2]}, "rows": rows}
+    (folder / "times.json").write_text(json.dumps(times))
     (folder / "given.cache").write_text(f"TRT-8501-EntropyCalibration2\n{x}: 3c010a14\n")
     lines = (
         "quantize m.onnx --data d.npz -o q.onnx -q",

@@ -171,11 +171,11 @@ ROOM_LINES: dict[str, int] = {
     "": 218,  # choices of rotations; no room fell
     "calibration": 2401,  # corrections and feedback that hold on unseen rows; no room fell
     "checkpoints": 1344,  # bits and groups that no layer has are refused; no room fell
-    "cli": 1935,  # an option for padding; no room fell
+    "cli": 1944,  # products that measured times leave in float; no room fell
     "data": 1860,  # padding that a mask hides is cut off; no room fell
     "diagnosis": 2072,  # weights of few bits in MatMulNBits and QMoE; targets fell
-    "documents": 1527,  # shares of outputs stand by their rows; no room fell
-    "execution": 1214,  # outputs that are constants, where segments run; no room fell
+    "documents": 1613,  # tables of measured times; no room fell
+    "execution": 1223,  # inputs of layers are read where the model runs; no room fell
     "graph": 5071,  # experts as products, for quantizing and for reading; targets fell
     "interchange": 1367,  # graphs of a folder as one model, to evaluate them together; no room fell
     "judging": 1255,  # estimates of gains that gate remedies, weights that combinations share; numerics fell
@@ -183,13 +183,13 @@ ROOM_LINES: dict[str, int] = {
     "metrics": 427,  # errors of functions of users name what these get; no room fell
     "numerics": 1178,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
     "passes": 1761,  # means of any input are taken away; no room fell
-    "placement": 1609,  # constants beside operands of a module; no room fell
+    "placement": 1699,  # products that measured times leave in float; no room fell
     "quantized": 1525,  # turned weights are stored as integers; torch fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
     "remedies": 1836,  # keys of caches without their mean; no room fell
     "report": 1241,  # a file without pairs has its verdict; no room fell
-    "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1954,  # folders are evaluated with all their graphs; no room fell
+    "runtime": 1546,  # freed graphs are given back after growth; no room fell
+    "stages": 1965,  # tables of measured times; no room fell
     "support": 1330,  # errors of functions of users name what these get; no room fell
     "targets": 6416,  # experts in QMoE, as products while they are quantized; numerics fell
     "tools": 1794,  # weights in blocks are listed; targets fell

@@ -123,6 +123,11 @@ _WEIGHT_FORM = option(
     f"Write the weights of a recipe of GenAI in this form: {', '.join(get_args(WeightForm))}.",
     panel=RECIPE,
 )
+_PAYS = option(
+    "TABLE",
+    "Leave products in float that few bits do not make faster by this table of scripts/gpu_times.py.",
+    panel=RECIPE,
+)
 _KEEP = flag("Keep the quantized part of the model and quantize the rest.", "--keep-existing", panel=RECIPE)
 _REQUANTIZE = flag("Remove the quantizers of a quantized model first.", "--requantize", panel=RECIPE)
 
@@ -141,6 +146,7 @@ class RecipeChoice:
     kv: Annotated[str | None, _KV] = None
     kv_granularity: Annotated[CacheGranularity | None, _KV_GRANULARITY] = None
     weight_form: Annotated[WeightForm | None, _WEIGHT_FORM] = None
+    pays: Annotated[str | None, _PAYS] = None
     keep_existing: Annotated[bool, _KEEP] = False
     requantize: Annotated[bool, _REQUANTIZE] = False
 
@@ -173,8 +179,8 @@ class RecipeChoice:
             chosen = chosen.override(cache=cache)
         if self.weight_form is not None:
             chosen = with_weight_form(chosen, self.weight_form)
-        bias_correction = self.bias_correction or chosen.bias_correction
-        return chosen.model_copy(update={"existing": asked, "bias_correction": bias_correction})
+        bias_correction, pays = self.bias_correction or chosen.bias_correction, self.pays or chosen.pays
+        return chosen.model_copy(update={"existing": asked, "bias_correction": bias_correction, "pays": pays})
 
 
 PlannedRecipe = Annotated[
@@ -183,7 +189,10 @@ PlannedRecipe = Annotated[
 ]
 RoundedRecipe = Annotated[
     RecipeChoice,
-    OptionGroup(RecipeChoice, calibrator=None, equalize=None, smooth=None, rotate=None, bias_correction=None),
+    OptionGroup(
+        RecipeChoice,
+        **dict.fromkeys(("calibrator", "equalize", "smooth", "rotate", "bias_correction", "pays")),
+    ),
 ]
 RecipeChanges = Annotated[RecipeChoice, OptionGroup(RecipeChoice, recipe=DEFAULT_RECIPE)]
 """The options that override each of several recipes."""

@@ -134,6 +134,7 @@ class Plan(Document):
     Attributes:
         existing: policy for loading a quantized model, from the recipe.
         bridges: operators that multiply nothing and run in low precision between quantized tensors.
+        pays: device and date of the times that left products in float; empty for none.
         simulation: rounding mode and arithmetic of fake-quant models, from the recipe.
     """
 
@@ -146,6 +147,7 @@ class Plan(Document):
     skipped: tuple[Skipped, ...]
     existing: Existing = "refuse"
     bridges: tuple[Bridge, ...] = ()
+    pays: str = ""
     simulation: Simulation = Simulation()
 
     @pydantic.model_validator(mode="after")

@@ -28,10 +28,11 @@ def plan_lines(plan: Any) -> list[str]:
         f"tensors    {_activations(plan)}, {len(plan.weights)} weights",
     ]
     if not plan.placements:
-        left = sum(one.rule in SMALL_RULES for one in plan.skipped)
+        rules = [one.rule for one in plan.skipped if one.rule in SMALL_RULES]
+        remedy = "leave out pays" if set(rules) == {"times"} else "set small_shapes: quantize in the recipe"
         lines.append(
-            f"no pair    nothing pays for its kernels, and {left} nodes stay in float; to quantize them "
-            "nevertheless, set small_shapes: quantize in the recipe"
+            f"no pair    nothing pays for its kernels, and {len(rules)} nodes stay in float; to quantize "
+            f"them nevertheless, {remedy}"
         )
     return lines
 

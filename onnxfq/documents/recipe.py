@@ -18,8 +18,8 @@ from onnxfq.support.reasons import Reason
 from onnxfq.support.records import Record, parse
 
 SmallShapes = Literal["quantize", "bytes", "convolutions", "float"]
-SMALL_RULES = frozenset({"small-shape", "bytes", "kernels"})
-"""Codes of the reasons for float that `small_shapes: quantize` disables."""
+SMALL_RULES = frozenset({"small-shape", "bytes", "kernels", "times"})
+"""Codes of the reasons that nothing pays for; `small_shapes: quantize` disables all but the last."""
 
 Choice = Literal["quantize", "float"]
 Smooth = Literal["none", "auto"] | Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
@@ -60,6 +60,8 @@ class Recipe(Record):
             saves fewer bytes than its kernels cost stays in float too, and what gives an engine over 1.05
             times the kernels of half, but for bytes; bytes and convolutions leave small convolutions in
             float, float also small products.
+        pays: a table of measured times, its `.json` file or the name of a shipped one: products that few bits
+            do not make faster there stay in float; empty for none.
         entry_bytes: bytes that each kernel counts as that quantized nodes add.
         depthwise: whether depthwise convolutions are quantized.
         embeddings: whether tables of words are stored in the format of weights, in blocks along their rows;
@@ -90,6 +92,7 @@ class Recipe(Record):
     weights: WeightScheme
     cache: CacheScheme | None = None
     small_shapes: SmallShapes = "quantize"
+    pays: str = ""
     entry_bytes: Annotated[int, pydantic.Field(ge=0)] = 1 << 20
     depthwise: Choice = "quantize"
     embeddings: Choice = "float"

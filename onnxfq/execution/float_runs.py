@@ -23,6 +23,10 @@ from onnxfq.runtime.session import Session
 Read = TypeVar("Read")
 _COPY = "/value"
 
+_Arrays = dict[str, NDArray[np.float32]]
+_Given = tuple[Feed, Callable[[_Arrays, DataDigest], Any]]
+"""A feed, and what takes its arrays by name and its digest in the thread that ran it."""
+
 Readers = Mapping[InputKey, Callable[[Results, int], Read]]
 """By an input of a layer: takes its array, the number of samples, and the number of the feed."""
 
@@ -49,28 +53,41 @@ class FloatRuns:
             proto.graph.node.add().CopyFrom(helper.make_node("Identity", [name], [copied], copied))
         inputs = input_specs(model.proto)
 
-        def open_session(threads_of_run: int) -> Callable[[Feed], tuple[list[NDArray[Any]], DataDigest]]:
+        def open_session(threads_of_run: int) -> Callable[[_Given], tuple[Any, DataDigest]]:
             session = Session(proto, threads_of_run)
-            return lambda feed: (session.run(feed, outputs), digest_feed(feed, inputs))
 
-        self._runs = ParallelRuns(open_session, threads, memory // 2, partial(count_alive, model.proto.graph))
+            def run(given: _Given) -> tuple[Any, DataDigest]:
+                (feed, take), digest = given, digest_feed(given[0], inputs)
+                named = zip(self._names, session.run(feed, outputs), strict=True)
+                arrays = {name: array.astype(np.float32, copy=False) for name, array in named}
+                return take(arrays, digest), digest
 
-    def over(self, feeds: Iterable[Feed]) -> Iterator[tuple[dict[str, NDArray[np.float32]], DataDigest]]:
+            return run
+
+        def needed(given: _Given) -> int | None:
+            return count_alive(model.proto.graph, given[0])
+
+        self._runs = ParallelRuns(open_session, threads, memory // 2, needed)
+
+    def over(self, feeds: Iterable[Feed]) -> Iterator[tuple[_Arrays, DataDigest]]:
         """Yield the inputs of layers by name, and the digest of each feed."""
-        for arrays, digest in self._runs.run(copy_feeds(feeds)):
-            named = zip(self._names, arrays, strict=True)
-            yield {name: array.astype(np.float32, copy=False) for name, array in named}, digest
+        yield from self._runs.run((feed, lambda arrays, digest: arrays) for feed in copy_feeds(feeds))
 
     def read(
         self, feeds: Iterable[Feed], readers: Readers[Read], first: int = 0
     ) -> Iterator[tuple[dict[InputKey, Read], DataDigest]]:
         """Yield what `readers` return for each feed, and its digest; `first` numbers the first feed.
 
-        Readers may be taken away between two feeds.
+        They read where the model runs, so that the inputs of one feed for each run are in memory. Readers may
+        be taken away between two feeds.
         """
-        for number, (arrays, digest) in enumerate(self.over(feeds), first):
+
+        def read_feed(number: int, arrays: _Arrays, digest: DataDigest) -> dict[InputKey, Read]:
             count = np.asarray(digest.samples)
-            yield {key: read([arrays[key[0]], count], number) for key, read in readers.items()}, digest
+            return {key: read([arrays[key[0]], count], number) for key, read in list(readers.items())}
+
+        numbered = enumerate(copy_feeds(feeds), first)
+        yield from self._runs.run((feed, partial(read_feed, number)) for number, feed in numbered)
 
     def observe(
         self, kind: Kind[Value], inputs: Iterable[ObservedInput], feeds: Iterable[Feed]

@@ -55,17 +55,18 @@ def count_multiplies(node: gs.Node) -> int:
         return 0
     if node.op in CONVOLUTIONS:
         moved = left if node.op == "ConvTranspose" else node.outputs[0]
-        return count_numbers(moved) * prod(_sizes(right.shape)[1:])
+        return count_numbers(moved) * prod(sizes_of(right.shape)[1:])
     axis = find_summed_axis(node, 0, len(left.shape))
-    return count_numbers(node.outputs[0]) * (1 if axis is None else _sizes(left.shape)[axis])
+    return count_numbers(node.outputs[0]) * (1 if axis is None else sizes_of(left.shape)[axis])
 
 
 def count_numbers(tensor: gs.Tensor) -> int:
     """Return the number of elements of a sample; 0 for an unknown rank."""
-    return 0 if tensor.shape is None else prod(_sizes(tensor.shape))
+    return 0 if tensor.shape is None else prod(sizes_of(tensor.shape))
 
 
-def _sizes(shape: Sequence[int | str]) -> list[int]:
+def sizes_of(shape: Sequence[int | str]) -> list[int]:
+    """Return the sizes of a shape, with OPEN_SIZE or 1 for open axes."""
     return [size if isinstance(size, int) else OPEN_SIZE if axis else 1 for axis, size in enumerate(shape)]
 
 

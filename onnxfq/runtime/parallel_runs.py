@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 from collections import deque
@@ -13,6 +14,9 @@ from typing import Generic, TypeVar
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
+
+GARBAGE = 64 << 20
+"""Bytes that the process may grow by before freed graphs are looked for, which takes 50 ms."""
 
 
 class ParallelRuns(Generic[Given, Found]):
@@ -46,10 +50,7 @@ class ParallelRuns(Generic[Given, Found]):
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = self._run = None
-        # glibc keeps what sessions freed, several times the weights; other C libraries have no such function.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-        if trim is not None:
-            trim(0)
+        _give_back()
 
     def run(self, feeds: Iterable[Given]) -> Iterator[Found]:
         """Yield the result of each feed, in order."""
@@ -75,6 +76,7 @@ class ParallelRuns(Generic[Given, Found]):
         If memory surely suffices for one run per core, nothing is measured. Otherwise `feed` runs alone and
         its result is returned: the memory it leaves allocated is the estimate for each further run.
         """
+        _give_back()
         self._run = self._open_sessions(1)
         needed = self._needed(feed)
         if needed is not None and needed * (self._cores - 1) <= self._room:
@@ -89,6 +91,23 @@ class ParallelRuns(Generic[Given, Found]):
             self._run = None  # frees the memory of the first sessions before the second are created
             self._run = self._open_sessions(self._cores // self._at_a_time)
         return [result]
+
+
+def _give_back() -> None:
+    """Give the system what was freed; after growth also graphs, whose nodes hold each other."""
+    _trim()
+    _settled[0] = min(_settled[0], _resident())
+    if _resident() > _settled[0] + GARBAGE:
+        gc.collect()
+        _trim()
+        _settled[0] = _resident()
+
+
+def _trim() -> None:
+    # glibc keeps what sessions freed, several times the weights; other C libraries have no such function.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def count_cores() -> int:
@@ -106,3 +125,7 @@ def _resident() -> int:
     except (OSError, ValueError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+_settled = [_resident()]
+"""Least resident bytes since the last search."""

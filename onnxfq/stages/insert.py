@@ -91,9 +91,9 @@ def _without_unreached(model: Model, plan: Plan, encodings: Encodings) -> Model:
 def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) -> onnx.ModelProto:
     """Return `proto` with its origin in the metadata.
 
-    Entries: version, recipe, target, calibrators of activations, rounding of weights, hashes of the float
-    model, of the data and of the statistics, and the kind of file that gave encodings. They hold no time and
-    no path: equal inputs give equal files.
+    Entries: version, recipe, target, calibrators of activations, rounding of weights, device and date of a
+    table of times, hashes of the float model, of the data and of the statistics, and the kind of file that
+    gave encodings. They hold no time of the run and no path: equal inputs give equal files.
     """
     activations = {placement.tensor for placement in plan.activations}
     methods = {str(e.calibrator) for e in encodings.encodings if e.tensor in activations}
@@ -107,6 +107,7 @@ def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) ->
         ("data_sha256", encodings.data_sha256),
         ("encodings_from", encodings.source),
         ("rounding", encodings.rounding),
+        ("pays", plan.pays),
         ("target", plan.target),
         ("source_sha256", plan.model_sha256),
     ):

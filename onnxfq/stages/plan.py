@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
+from onnxfq.documents.product_times import ProductTimes, load_times
 from onnxfq.documents.recipe import SMALL_RULES, Recipe
 from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import ModelError, RecipeError
@@ -37,6 +38,7 @@ from onnxfq.placement.left_out import (
 )
 from onnxfq.placement.operators import decide_operators, place_biases
 from onnxfq.placement.pass_through_ops import list_moves, place_bridges
+from onnxfq.placement.paying import leave_out_slow
 from onnxfq.placement.residual_adds import RESIDUAL, residual_skip
 from onnxfq.placement.routers import leave_out_routers
 from onnxfq.placement.skip_reasons import float_tensors, kept_operators, opaque_operators
@@ -76,7 +78,9 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     recipe.check_names({node.name: node.op for node in nodes}, set(tensors))
     recipe = recipe.with_overrides(keep_forms(nodes, typed.opset, recipe.target))
     whole = find_whole_numbers(typed.index)
-    decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy, whole)
+    times = load_times(recipe.pays) if recipe.pays else None
+    weighted = _decide_weighted(graph, recipe, policy, times)
+    decisions = decide_operators(graph, weighted, recipe, policy, whole)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = [_note_float_readers(p, tensors) for p in _merge(decisions)]
     placements = scale_channels(placements, graph, policy)
@@ -119,6 +123,7 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
         placements=tuple(placements),
         nodes=tuple(counted),
         existing=recipe.existing,
+        pays="" if times is None else times.name,
         simulation=recipe.simulation,
         bridges=tuple(bridges),
         skipped=tuple(skipped + opaque + list(float_tensors(graph, placements, kept, policy))),
@@ -163,12 +168,14 @@ def refuse_quantized(graph: gs.Graph, source: str) -> None:
         )
 
 
-def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> list[NodeDecision]:
+def _decide_weighted(
+    graph: gs.Graph, recipe: Recipe, policy: TargetPolicy, times: ProductTimes | None
+) -> list[NodeDecision]:
     beyond = nodes_out_of_reach(graph)
     nodes = list(nodes_by_graph(graph))
     weighted = [node for node in nodes if is_weighted(node) and node.name not in beyond]
     decisions = _as_a_whole(
-        [decide_weighted(node, recipe, policy) for node in weighted], graph, recipe, policy
+        [decide_weighted(node, recipe, policy) for node in weighted], graph, recipe, policy, times
     )
     # The float nodes are known now: tensors that they read through a Transpose must not be rounded.
     unrounded = read_in_float(graph, beyond.keys() | {d.node for d in decisions if d.why_float})
@@ -176,7 +183,7 @@ def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> l
         d if d.why_float else decide_weighted(node, recipe, policy, unrounded)
         for node, d in zip(weighted, decisions, strict=True)
     ]
-    decisions = _as_a_whole(decisions, graph, recipe, policy)
+    decisions = _as_a_whole(decisions, graph, recipe, policy, times)
     if policy.join is not None:
         unrounded = read_in_float(graph, beyond.keys() | {d.node for d in decisions if d.why_float})
         decisions = policy.join(decisions, nodes, recipe, policy, unrounded)
@@ -184,7 +191,11 @@ def _decide_weighted(graph: gs.Graph, recipe: Recipe, policy: TargetPolicy) -> l
 
 
 def _as_a_whole(
-    decisions: list[NodeDecision], graph: gs.Graph, recipe: Recipe, policy: TargetPolicy
+    decisions: list[NodeDecision],
+    graph: gs.Graph,
+    recipe: Recipe,
+    policy: TargetPolicy,
+    times: ProductTimes | None,
 ) -> list[NodeDecision]:
     """Return `decisions` after the rules that consider more than one operand."""
     nodes = nodes_by_graph(graph)
@@ -196,6 +207,8 @@ def _as_a_whole(
     if recipe.small_shapes != "quantize":
         decisions = leave_out_small(decisions, nodes, OPERATORS[recipe.small_shapes])
         decisions = leave_out_costly(decisions, nodes, recipe)
+    if times is not None:
+        decisions = leave_out_slow(decisions, graph, policy, times)
     return policy.revise(decisions, nodes, recipe)
 
 

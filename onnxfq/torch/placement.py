@@ -93,6 +93,9 @@ def refuse_rewrites(recipe: Recipe) -> None:
     found = {
         "leaves small shapes in float, but a module has no shapes before it runs; remove small_shapes and "
         "name layers to keep in float": recipe.small_shapes == "float",
+        "judges layers by times of their sizes, which a module has not before it runs; leave out pays": bool(
+            recipe.pays
+        ),
         "equalizes, smooths or rotates channels, which rewrites ONNX models only; set smooth: none, rotate: "
         "none and equalize: depthwise or none, or quantize the exported model": (
             any(recipe.channel_methods[:2]) or recipe.rotate != "none"
