@@ -169,10 +169,10 @@ _NO_CODE = {
 
 ROOM_LINES: dict[str, int] = {
     "": 218,  # choices of rotations; no room fell
-    "calibration": 2421,  # corrections and feedback that hold on unseen rows; no room fell
+    "calibration": 2421,  # ranges with room for values that the samples lack; no room fell
     "checkpoints": 1344,  # bits and groups that no layer has are refused; no room fell
     "cli": 1937,  # an option for padding; no room fell
-    "data": 1863,  # padding that a mask hides is cut off; no room fell
+    "data": 1863,  # padding that a mask hides is cut off, or filled; no room fell
     "diagnosis": 2072,  # weights of few bits in MatMulNBits and QMoE; targets fell
     "documents": 1527,  # shares of outputs stand by their rows; no room fell
     "execution": 1214,  # outputs that are constants, where segments run; no room fell
@@ -186,12 +186,12 @@ ROOM_LINES: dict[str, int] = {
     "placement": 1584,  # routers of experts, by one rule for all targets; no room fell
     "quantized": 1525,  # turned weights are stored as integers; torch fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
-    "remedies": 1784,  # factors of little expected gain are not measured; numerics fell
+    "remedies": 1784,  # repair tries ranges with room for other values; no room fell
     "report": 1241,  # a file without pairs has its verdict; no room fell
     "runtime": 1534,  # ranks that a session infers, no remedy for faults of types; no room fell
-    "stages": 1955,  # runs prove that padding changes no output; no room fell
+    "stages": 1956,  # runs prove that padding changes no output; no room fell
     "support": 1330,  # errors of functions of users name what these get; no room fell
-    "targets": 6423,  # experts in QMoE, as products while they are quantized; numerics fell
+    "targets": 6431,  # pairs in front of a Relu at the end of a branch; no room fell
     "tools": 1794,  # weights in blocks are listed; targets fell
     "torch": 5873,  # exports have pairs and biases of their target, a write is named; no room fell
 }

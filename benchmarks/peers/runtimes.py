@@ -46,8 +46,8 @@ T_OF_DRAWS = 2.262
 """Student's t of 95% for ten draws."""
 ALONE, QNN = "repair off", "get_qnn_qdq_config"
 REMARKS = {
-    "qnn": " Where onnxfq is lower by default, the last column has its difference from QNN's quantizer in "
-    f"dB over {DRAWS} draws of the weights: a mean with its 95% interval."
+    "qnn": " The last column is of networks where onnxfq is lower by default: the difference in dB over "
+    f"{DRAWS} draws of the weights, a mean with its 95% interval."
 }
 """Causes of a difference between tools, by runtime."""
 
