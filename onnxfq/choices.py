@@ -16,7 +16,7 @@ Equalize = Literal["none", "depthwise", "cross_layer", "auto"]
 FloatName = Literal["fp32", "fp16", "bf16"]
 Kernels = Literal["float", "integer"]
 Nonfinite = Literal["stop", "skip"]
-PaddingChoice = Literal["cut", "pooled", "keep"]
+PaddingChoice = Literal["cut", "fill", "pooled", "keep"]
 
 Uncalibrated = Literal["error", "float"]
 """Treatment of activations that a file of encodings lacks, without data."""

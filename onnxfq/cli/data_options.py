@@ -41,7 +41,9 @@ _COLOR = option("rgb|bgr|gray", "Set the channels of images if the input is open
 _EXAMPLE = option("FILE", "Check the data against a known-good sample; reject a different scale.", panel=DATA)
 _LIMIT = option("N", "Read only this many samples.", panel=DATA, min=1)
 _PADDING = option(
-    None, "Cut padding that changes no output; pooled: only where outputs keep their shapes.", panel=DATA
+    None,
+    "Cut padding that changes no output, or fill it; pooled: cut where outputs keep their shapes.",
+    panel=DATA,
 )
 _NONFINITE = option(None, "Stop at NaN and infinities, or skip them.", panel=DATA)
 

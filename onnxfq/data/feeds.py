@@ -107,7 +107,7 @@ class Feeds:
         self._notes = Notes()
         self._judge = judge if samples_open(inputs) else None
         self._whole = False
-        self._padding = None if prove is None else Padding(inputs, prove)
+        self._padding = None if prove is None else Padding(inputs, prove, self.options.padding == "fill")
 
     @property
     def total(self) -> int | None:

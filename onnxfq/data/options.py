@@ -24,7 +24,7 @@ CHOICES = {
     "color": ("rgb", "bgr", "gray"),
     "resample": RESAMPLES,
     "nonfinite": ("stop", "skip"),
-    "padding": ("cut", "pooled", "keep"),
+    "padding": ("cut", "fill", "pooled", "keep"),
 }
 
 
@@ -51,8 +51,8 @@ class DataOptions:
         example: a known-good sample, as a dict or a file; data whose range differs more than eightfold is
             rejected.
         nonfinite: `stop` at NaN and infinities in the data, or `skip` the check.
-        padding: `cut` what a mask hides where runs prove that no output changes by it; `pooled`: only where
-            no output has its positions; `keep`: never.
+        padding: `cut` what a mask hides where runs prove that no output changes by it; `fill`: the
+            others take its place, and sizes stay; `pooled`: cut where no output has its positions; `keep`.
         limit: number of samples to read; number of runs if the model fixes its batch.
         survey: warn about few, constant or repeated samples, and compute the digest of the data.
     """

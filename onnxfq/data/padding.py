@@ -18,7 +18,7 @@ MOST_HELD = 32
 class CutSample(NamedTuple):
     """A padded sample, the same without its padding, and the positions that hold no padding.
 
-    A sample of fixed size keeps it: its own positions, repeated, fill the others.
+    A sample that keeps its size has its own positions, repeated, in place of the others.
     """
 
     padded: Feed
@@ -45,9 +45,12 @@ class Padding:
     cut with it, except for the first one. No sample becomes shorter than the shortest that runs have proven.
     """
 
-    def __init__(self, inputs: Inputs, prove: Prove) -> None:
-        """Cut feeds of `inputs`; `prove` is asked once for a mask, with its shortest and longest sample."""
-        self._inputs, self._prove = inputs, prove
+    def __init__(self, inputs: Inputs, prove: Prove, fills: bool = False) -> None:
+        """Cut feeds of `inputs`; `prove` is asked once for a mask, with its shortest and longest sample.
+
+        With `fills`, a sample of open size keeps it as one of fixed size does.
+        """
+        self._inputs, self._prove, self._fills = inputs, prove, fills
         self._masks: dict[str, int] | None = None
         """The proven masks, and the length of their shortest sample; None before a padded one is read."""
         self._positions = self._left = 0
@@ -98,13 +101,13 @@ class Padding:
 
     def _find(self, rows: Iterable[Feed], mask: str) -> list[CutSample]:
         """Return the padded samples of `rows`, the shortest first."""
-        found = (_cut_sample(row, self._inputs, mask) for row in rows)
+        found = (_cut_sample(row, self._inputs, mask, fills=self._fills) for row in rows)
         return sorted(filter(None, found), key=lambda sample: sample.length)
 
     def _cut(self, feed: Feed) -> Feed:
         """Return `feed` without the padding of all proven masks."""
         for name, least in () if isinstance(feed, WholeFeed) else (self._masks or {}).items():
-            found = _cut_sample(feed, self._inputs, name, least)
+            found = _cut_sample(feed, self._inputs, name, least, self._fills)
             self._positions += feed[name].size
             if found is not None:
                 feed = found.cut
@@ -112,23 +115,26 @@ class Padding:
         return feed
 
 
-def _cut_sample(feed: Feed, inputs: Inputs, mask: str, least: int = 0) -> CutSample | None:
+def _cut_sample(
+    feed: Feed, inputs: Inputs, mask: str, least: int = 0, fills: bool = False
+) -> CutSample | None:
     """Return `feed` and a form that has `least` positions or more, or None where nothing is padded."""
     kept, size = _kept_positions(feed[mask]), feed[mask].shape[-1]
     length = size if kept is None else max(kept.stop - kept.start, least)
     if kept is None or length >= size:
         return None
     (own,) = (one.shape[1] for one in inputs if one.name == mask and one.shape)
+    is_filled = fills or own is not None
     start = 0 if kept.start == 0 else size - length
     positions = start + (np.arange(size) - start) % length
-    taken = positions[start : start + length] if own is None else positions
+    taken = positions if is_filled else positions[start : start + length]
     cut = {}
     for one in inputs:
         cut[one.name] = feed[one.name]
         for axis, dim in enumerate((one.shape or ())[1:], 1):
-            if dim == own and feed[one.name].shape[axis] == size and (own is None or one.name != mask):
+            if dim == own and feed[one.name].shape[axis] == size and not (is_filled and one.name == mask):
                 cut[one.name] = cut[one.name].take(taken, axis)
-    return CutSample(feed, cut, size, slice(start, start + length), own is not None)
+    return CutSample(feed, cut, size, slice(start, start + length), is_filled)
 
 
 def _kept_positions(mask: NDArray[Any]) -> slice | None:

@@ -226,7 +226,9 @@ def open_inputs(
     )
     session = session.for_target(recipe.target)
     prepared = session.model
-    opened = None if data is None else open_feeds(prepared.proto, data, options.batch, options.data)
+    is_filled = options.data.padding == "cut" and target_by_name(recipe.target).fixed_sizes
+    read_as = replace(options.data, padding="fill") if is_filled else options.data
+    opened = None if data is None else open_feeds(prepared.proto, data, options.batch, read_as)
     feeds = None if opened is None else KeptFeeds(opened)
     runs = None if opened is None else opened.runs
     scratch = scratch or scratch_for(prepared.proto, folder, STAGED)

@@ -284,7 +284,8 @@ def _note_float_readers(placement: Placement, tensors: dict[str, gs.Tensor]) -> 
 
 def _join(known: Placement, more: Placement, decision: NodeDecision) -> Placement:
     uses = tuple(dict.fromkeys((*known.uses, *more.uses)))
-    spec, why = known.spec, known.why
+    spec, notes = known.spec, [note for note in more.why.split("; ")[1:] if note not in known.why]
+    why = "; ".join([known.why, *notes])
     if known.rounding != more.rounding:
         raise RecipeError(
             f"weight {known.tensor!r} is asked to be rounded by {known.rounding} for {known.uses[0].node!r} "

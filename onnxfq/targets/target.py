@@ -161,6 +161,7 @@ class Target:
         hardware: its GPUs by name; None for a target without them.
         wide: number format that repair gives to all activations at once, since a layer in float leaves the
             hardware; empty for none.
+        fixed_sizes: whether its runtime takes fixed sizes alone; padding of samples is filled then, not cut.
         mixing: operators that take operands and results of this format and of a narrower one together.
     """
 
@@ -192,6 +193,7 @@ class Target:
     capabilities: Mapping[str, int] = field(default_factory=dict)
     hardware: Hardware | None = None
     wide: str = ""
+    fixed_sizes: bool = False
     mixing: frozenset[str] = frozenset()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import onnxfq
 from onnxfq.data import Feed
+from onnxfq.stages.inputs import open_inputs
 
 SIZE, LENGTHS = 12, (12, 5, 8, 3, 9, 4)
 RANDOM = np.random.default_rng(5)
@@ -101,13 +102,15 @@ def test_a_sample_is_cut_to_its_tokens(end: str, from_left: bool, caplog: pytest
     assert_equal(read(model, short, batch=0), [{name: a[:, kept] for name, a in short[0].items()}])
 
 
+@pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("from_left", [False, True])
 @pytest.mark.parametrize("end", [TOKENS, POOLED])
-def test_a_sample_of_fixed_size_is_filled(end: str, from_left: bool) -> None:
+def test_a_sample_of_fixed_size_is_filled(end: str, from_left: bool, is_open: bool) -> None:
     """Its tokens, repeated, take the place of padding, and ONNX Runtime gives them the same values."""
-    model, (padded, bare) = fix_size(make_model(end)), make_samples(from_left)
+    model, (padded, bare) = make_model(end), make_samples(from_left)
+    model = model if is_open else fix_size(model)
     session = ort.InferenceSession(model.SerializeToString())
-    found = read(model, padded)
+    found = read(model, padded, padding="fill" if is_open else "cut")
     for one, own, filled in zip(padded, bare, found, strict=True):
         tokens = one["mask"][0] == 1
         assert {name: set(a.ravel()) for name, a in filled.items() if name != "mask"} == {
@@ -119,6 +122,14 @@ def test_a_sample_of_fixed_size_is_filled(end: str, from_left: bool) -> None:
         if end == TOKENS:
             whole, same = whole[:, tokens], same[:, tokens]
         np.testing.assert_array_equal(whole, same)
+
+
+@pytest.mark.parametrize(("recipe", "sizes"), [("qnn-int8", {SIZE}), ("onnxruntime-int8", {*LENGTHS})])
+def test_a_target_of_fixed_sizes_has_one(recipe: str, sizes: set[int]) -> None:
+    """QNN opens a session for each size of the samples, so that padding is filled for it, not cut."""
+    model, (padded, _) = make_model(POOLED), make_samples()
+    feeds = open_inputs(model, padded, onnxfq.load_recipe(recipe), onnxfq.RunOptions(batch=1)).feeds
+    assert feeds is not None and {feed["ids"].shape[1] for feed in feeds} == sizes
 
 
 @pytest.mark.parametrize("end", [MEAN, POOLED])

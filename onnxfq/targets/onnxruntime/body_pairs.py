@@ -11,7 +11,11 @@ import onnx
 from onnxfq.graph.body_reads import insert_pair
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_graphs, list_nodes
+from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.walk import rename_tensors
+
+CLIPPING = ("Clip", "Relu")
+"""Operators that vanish in front of a pair whose range does their work."""
 
 
 def pair_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -64,8 +68,15 @@ def _find_reader(name: str, whole: GraphIndex) -> onnx.NodeProto | None:
 def _pair_end(branch: onnx.GraphProto, place: int, reader: onnx.NodeProto, whole: GraphIndex) -> None:
     """Let a branch return the numbers that `reader` rounds to, if the branch computes them in float."""
     name = branch.output[place].name
-    maker = GraphIndex(branch).makers.get(name)
+    made = GraphIndex(branch).makers
+    maker = made.get(name)
     if maker is not None and maker.op_type != "DequantizeLinear":
+        zero = whole.array(reader.input[2]) if len(reader.input) > 2 else None
+        if maker.op_type in CLIPPING and zero is not None and zero.any() and maker.input[0] in made:
+            # Negative numbers of another branch keep a Relu: a pair in front of it changes no number behind.
+            given, at = maker.input[0], list(branch.node).index(maker)
+            if len(whole.readers[given]) == 1 and made[given].op_type not in QDQ_OPS:
+                maker.input[0] = insert_pair(branch, at, given, given, reader, whole.names)
         real = whole.names.claim(f"{name}/float")
         rename_tensors(list_nodes(branch), {name: real})
         insert_pair(branch, len(branch.node), real, name, reader, whole.names)

@@ -18,9 +18,9 @@ from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.node_units import find_written
 from onnxfq.placement.target_policy import NodeDecision
+from onnxfq.targets.onnxruntime.body_pairs import CLIPPING
 from onnxfq.targets.onnxruntime.limits import copies
 
-_CLIPPING = ("Clip", "Relu")
 _UNSIGNED = QuantSpec(qtype=qtype_by_name("uint8"), symmetric=False)
 
 
@@ -39,8 +39,10 @@ def note_float_kernels(
     }
 
     def explain(node: gs.Node) -> str:
-        if node.op == "Conv" and id(find_written(node.outputs[0], (), _CLIPPING)) in leaving:
-            return "ONNX Runtime runs it in float, for its result leaves the body that computes it"
+        if node.op == "Conv" and id(find_written(node.outputs[0], (), CLIPPING)) in leaving:
+            return (
+                f"ONNX Runtime runs {node.name!r} in float, for its result leaves the body that computes it"
+            )
         return ""
 
     kept = [d for d in decisions if d.op_type != "Resize" or copies(by_name[d.node])]

@@ -37,5 +37,6 @@ QNN = Target(
     form=QdqForm(finish=keep_floats, zero_points=True),
     prepare=_prepare,
     wide="uint16",
+    fixed_sizes=True,
     mixing=MIXING,
 )

@@ -28,8 +28,8 @@ from onnxfq.targets.findings import Finding, about_model
 from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.qnn.build import build_model
-from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
-from onnxfq.targets.qnn.policy import GROUP_AXES, GROUPS, IN_BODY, LIMITS
+from onnxfq.targets.qnn.operators import ABSORBED, AXES, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
+from onnxfq.targets.qnn.policy import GROUPS, IN_BODY, LIMITS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
@@ -117,6 +117,17 @@ def zero_points(reading: CheckContext) -> Iterator[Finding]:
         if not q.site.input(2):
             message = f"ONNX Runtime makes no node unit without a zero point; give {q.data!r} one, also 0"
             yield make_finding("zero-point", "float", q.site, message, q.data)
+
+
+def group_axes(reading: CheckContext) -> Iterator[Finding]:
+    """Report a ConvTranspose in groups of three dimensions: its numbers are others, in float too."""
+    for site in reading.sites:
+        axes = len(site.index.shape(site.input(0)) or ())
+        if site.op == "ConvTranspose" and site.attrs.get("group", 1) > 1 and axes > AXES:
+            message = (
+                f"the HTP computes it in groups of over {AXES} axes otherwise; export one for each group"
+            )
+            yield make_finding("group-axes", "wrong", site, message)
 
 
 def moved_scales(reading: CheckContext) -> Iterator[Finding]:
@@ -250,7 +261,8 @@ RULES: tuple[Rule, ...] = (
     node_units,
     gains,
     zero_points,
-    check_limits(*LIMITS, GROUPS, GROUP_AXES),
+    check_limits(*LIMITS, GROUPS),
+    group_axes,
     moved_scales,
     rounded_products,
 )

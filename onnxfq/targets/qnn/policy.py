@@ -21,7 +21,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.targets.qnn.bias_sums import join_bias_sums
-from onnxfq.targets.qnn.operators import ABSORBED, AXES, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
+from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, explain_axes, needs_one_scale
 from onnxfq.targets.reading.limits import Product, TargetLimit, explain, refuse
 
 # The HTP computes these in 16 bits on one grid only: scale 1/65536 from 0, and 1/32768 around the middle.
@@ -81,17 +81,6 @@ def _explain_groups(product: Product) -> str:
 
 GROUPS = TargetLimit("group-scales", "wrong", _explain_groups)
 """The planner gives such a weight one scale."""
-
-
-def _explain_group_axes(product: Product) -> str:
-    """Report a grouped ConvTranspose of three dimensions: its numbers are others, in 8 and in 16 bits."""
-    if not _is_grouped(product) or len(product.kernel or ()) <= AXES:
-        return ""
-    return f"the HTP computes a ConvTranspose in groups of over {AXES} axes otherwise"
-
-
-GROUP_AXES = TargetLimit("group-axes", "wrong", _explain_group_axes, "; export one for each group")
-"""In float its numbers are others too, so that the planner has no other form."""
 
 
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
