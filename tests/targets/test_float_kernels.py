@@ -88,7 +88,7 @@ SIGNED = BETWEEN.replace("[last] y = Conv (j, k3)", "[last] y = Conv (j, k1)")
 def test_second_pairs_change_no_bit(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In branches every convolution runs in integers, with the bits of the pairs of readers alone.
 
-    So does one in front of a Relu that stays, since the other branch returns negative numbers.
+    A pair in front of a Relu that stays does too, since the other branch returns negative numbers.
     """
     proto = onnx.shape_inference.infer_shapes(build(text.replace("float[1,4,9,9] y", "float[] y"), FLOAT))
     feeds = [feed_for(proto, at) | {"some": np.asarray(at % 2 == 0)} for at in range(4)]

@@ -355,7 +355,7 @@ def proto_scale(proto, node) -> np.ndarray:
 def test_qnn_runs_every_operator_of_an_export():
     """Numbers, buffers and biases of norms have pairs too, though equal ones are one constant there.
 
-    So have tables of words. The check of QNN misses none, and the module computes what its file does.
+    Tables of words have them too. The check of QNN misses none, and the module computes what its file does.
     """
 
     def forward(self, x):
