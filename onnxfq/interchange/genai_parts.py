@@ -81,7 +81,7 @@ def join_parts(parts: Sequence[FolderGraph]) -> onnx.ModelProto:
     read = [read_model(part.path)[0] for part in parts]
     opset = max(map(default_opset, read))
     read = [raise_opset(one, opset, str(part.path))[0] for one, part in zip(read, parts, strict=True)]
-    ahead, joined = [], onnx.ModelProto.FromString(read[-1].SerializeToString())
+    ahead, joined = [], read[-1]
     for part, proto in zip(parts[:-1], read, strict=False):
         prefix = f"{part.path.stem}/"
         given |= {one.name: f"{prefix}{one.name}" for one in proto.graph.output}

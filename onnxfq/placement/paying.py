@@ -173,7 +173,8 @@ def _explain(found: FoundTimes, form: str, times: ProductTimes) -> str:
     low, full = (f"{one * 1e6:.3g}" for one in (found.low, found.full))
     error = times.errors.get(form, (0.0, 0.0))[1]
     how = "measured" if found.is_measured else f"interpolated, 9 of 10 within {error:.0%}"
+    ways = "" if found.full <= found.low else "; its ways to few bits and back take more than that saves"
     return (
-        f"{form} takes {low} us and {times.float_type} {full} us ({how}) on {times.device}, with the tensors "
-        "around it; to quantize it, leave out pays"
+        f"{form} takes {low} us and {times.float_type} {full} us ({how}) on {times.device}{ways}; to "
+        "quantize it, leave out pays"
     )
