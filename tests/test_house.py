@@ -183,7 +183,7 @@ ROOM_LINES: dict[str, int] = {
     "metrics": 427,  # errors of functions of users name what these get; no room fell
     "numerics": 1178,  # small floats and grids of ranges by one formula for NumPy and torch; torch fell
     "passes": 1761,  # means of any input are taken away; no room fell
-    "placement": 1736,  # products that measured times leave in float; no room fell
+    "placement": 1737,  # products that measured times leave in float; no room fell
     "quantized": 1525,  # turned weights are stored as integers; torch fell
     "quantizing": 359,  # the word for folders of checkpoints; torch fell
     "remedies": 1838,  # keys of caches without their mean; no room fell
