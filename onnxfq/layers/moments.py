@@ -207,12 +207,13 @@ class RowSampler:
         return SampledRows(shape, self.sample_of(shape).take(x), ends)
 
     def sample_of(self, shape: _FeedShape) -> InputSample:
-        """Return which rows to take from a feed; the last answer is kept."""
-        if self._sample is None or self._sample[0] != shape:
+        """Return which rows to take from a feed; the last answer is kept, also while other threads ask."""
+        known = self._sample
+        if known is None or known[0] != shape:
             view = self.key[1]
             rows = choose_rows(view.count_inputs(shape[0]))
-            self._sample = shape, view.sample(*shape, rows_per_sample(self.samples, rows))
-        return self._sample[1]
+            known = self._sample = shape, view.sample(*shape, rows_per_sample(self.samples, rows))
+        return known[1]
 
     def _check_range(self, x: NDArray[np.float32], given: Ends, feed: int) -> None:
         ends, tensor = channel_ends(x, self.key[1]), self.key[0]

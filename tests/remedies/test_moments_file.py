@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from apart import run_apart
 from builders import plain_quantize
@@ -15,11 +16,12 @@ from typer.testing import CliRunner
 
 import onnxfq
 from onnxfq.calibration.statistics.input_means import ChannelEnds
+from onnxfq.calibration.statistics.input_view import InputView
 from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import Moments
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.cli.main import build_app
-from onnxfq.layers.moments import SampledInput
+from onnxfq.layers.moments import RowSampler, SampledInput
 from onnxfq.layers.round_weights import Rounding, round_weights
 
 __all__ = ["folder"]
@@ -249,3 +251,21 @@ def test_what_does_not_fit_is_refused(folder: Path):
     (folder / "bad.npz").write_bytes(held)
     with pytest.raises(onnxfq.OnnxfqError, match="bad.npz is not a statistics file"):
         quantize(Moments.load(folder / "bad.npz"))
+
+
+def test_rows_of_two_shapes_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that asks for another shape between two steps of the first does not change its answer."""
+    sampler, shapes = RowSampler(("x", InputView("MatMul", -1)), 4096), (((1, 50, 4), 1), ((1, 70, 4), 1))
+    wanted = [sampler.sample_of(shape) for shape in shapes]
+    kept: list[Any] = [None]
+
+    def keep(sampler: RowSampler, value: Any) -> None:
+        first, kept[:] = kept[0] is None, [value]
+        if first:
+            sampler.sample_of(shapes[1])  # what another thread does here
+
+    monkeypatch.setattr(RowSampler, "_sample", property(lambda sampler: kept[0], keep), raising=False)
+    taken = sampler.sample_of(shapes[0])
+    assert taken.take(np.ones((1, 50, 4), np.float32)).shape == (1, 8, 4)
+    assert np.array_equal(taken.pixels, wanted[0].pixels)
+    assert not np.array_equal(taken.pixels, wanted[1].pixels)
