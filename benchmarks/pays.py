@@ -62,9 +62,7 @@ def measure(path: Path, case: Case, table: ProductTimes, folder: Path, clock: Cl
             accuracy=off,
             options=onnxfq.QuantizeOptions(threads=1),
         )
-        counts.append(
-            sum(row.quantized for row in made.plan.coverage() if row.op_type in ("Conv", "MatMul", "Gemm"))
-        )
+        counts.append(sum(row.quantized for row in made.plan.coverage() if row.op_type in PRODUCTS))
         runs.append(open_plain_session(folder / f"{way}.onnx", 1))
     one = {name: value[:1] for name, value in feeds[0].items()}  # plans judge a sample
     times = time_in_turn([partial(run, one) for run in runs], clock, SECONDS)

@@ -14,7 +14,7 @@ from onnxfq.graph.model import bodies, list_graphs, list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.walk import rename_tensors
 
-CLIPPING = ("Clip", "Relu")
+CLIPPING = frozenset({"Clip", "Relu"})
 """Operators that vanish in front of a pair whose range does their work."""
 
 

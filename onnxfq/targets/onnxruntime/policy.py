@@ -22,7 +22,7 @@ from onnxfq.passes.widen_halves import widen_halves
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.type_inference import with_session_shapes
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
-from onnxfq.targets.onnxruntime.body_pairs import pair_bodies
+from onnxfq.targets.onnxruntime.body_pairs import CLIPPING, pair_bodies
 from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.float_kernels import note_float_kernels
 from onnxfq.targets.onnxruntime.float_products import keep_floats
@@ -107,7 +107,7 @@ ONNXRUNTIME = Target(
         revise=note_float_kernels,
         operators=_UNITS,
         runs_in_integers=_runs_in_integers,
-        absorbed=frozenset({"Relu", "Clip"}),
+        absorbed=CLIPPING,
         equalizes=False,
         bridges=lambda node, qtype: node.op == "MaxPool" and qtype.bits == 8,
         one_scale=lambda node: node.op == "Resize" and copies(node),
