@@ -106,7 +106,7 @@ def test_constants_of_the_judge_are_changed_wherever_they_are_known(script: Call
 
 
 def test_scripts_import_what_the_package_has() -> None:
-    """A page that is made anew runs its script; most scripts run then alone."""
+    """No other test runs most of them."""
     folders = ("benchmarks", "scripts", "tests/slow", "examples")
     scripts = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     imported = {

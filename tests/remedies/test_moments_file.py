@@ -262,7 +262,7 @@ def test_rows_of_two_shapes_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -
     def keep(sampler: RowSampler, value: Any) -> None:
         first, kept[:] = kept[0] is None, [value]
         if first:
-            sampler.sample_of(shapes[1])  # what another thread does here
+            sampler.sample_of(shapes[1])  # as another thread may
 
     monkeypatch.setattr(RowSampler, "_sample", property(lambda sampler: kept[0], keep), raising=False)
     taken = sampler.sample_of(shapes[0])
