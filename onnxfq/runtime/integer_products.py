@@ -42,12 +42,12 @@ def _is_exact(multiply: MultiplyBytes) -> bool:
     """
     random = np.random.default_rng(0)
     for a, m, k, n in product((1, 2), (1, 32, 37, 70), (1, 37, 70), (1, 37, 70, 120)):
-        left, right = (random.integers(-128, 128, (a, *shape)).astype(np.int8) for shape in ((m, k), (k, n)))
+        left, right = (random.integers(-128, 128, (a, rows, k)).astype(np.int8) for rows in (m, n))
         extreme = np.full_like(left, 127), np.full_like(right, 127)
         extreme[0][:, ::3] = -128
-        extreme[1][:, :, ::2] = -128
+        extreme[1][:, ::2] = -128
         for one, other in ((left, right), extreme):
-            wanted = np.matmul(one.astype(np.int64), other.astype(np.int64))
+            wanted = np.matmul(one.astype(np.int64), other.swapaxes(1, 2).astype(np.int64))
             if not np.array_equal(multiply(one, other), wanted):
                 return False
     return True
@@ -56,8 +56,11 @@ def _is_exact(multiply: MultiplyBytes) -> bool:
 def _open_session() -> onnxruntime.InferenceSession:
     model = parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 13]>
-        byte_products (uint8[a, m, k] left, int8[a, k, n] right) => (int32[a, m, n] product)
-        <uint8 offset = {{{_OFFSET}}}> {{ product = MatMulInteger(left, right, offset) }}"""
+        byte_products (uint8[a, m, k] left, int8[a, n, k] right) => (int32[a, m, n] product)
+        <uint8 offset = {{{_OFFSET}}}> {{
+            columns = Transpose <perm = [0, 2, 1]> (right)
+            product = MatMulInteger(left, columns, offset)
+        }}"""
     )
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False  # it would keep the largest product

@@ -13,7 +13,7 @@ from onnxfq.calibration.calibrators.groups import group_ranges
 from onnxfq.calibration.weights import InputMoments, MatrixView, RoundingJob, round_weight
 from onnxfq.calibration.weights.gptq import factorize, round_columns
 from onnxfq.calibration.weights.grid import WeightGrid
-from onnxfq.calibration.weights.qronos import correct_weights
+from onnxfq.calibration.weights.qronos import find_change
 from onnxfq.numerics.affine import fake_quantize
 from onnxfq.numerics.block_scales import ScaleRule, Scales, choose_scales
 from onnxfq.numerics.qparams import choose_qparams
@@ -24,7 +24,7 @@ from onnxfq.numerics.spec import QuantSpec
 def layer(rng: np.random.Generator, inputs: int = 8, outputs: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Return weights [1, outputs, inputs] and the moments of correlated inputs."""
     mixed = rng.normal(size=(64, inputs)) @ rng.normal(size=(inputs, inputs))
-    return rng.normal(size=(1, outputs, inputs)), (mixed.T @ mixed)[None]
+    return rng.normal(size=(1, outputs, inputs)).astype(np.float32), (mixed.T @ mixed)[None]
 
 
 def error(weights, rounded, moments):
@@ -43,7 +43,8 @@ def test_against_every_rounding():
         lost = weights[0] - numbers * scale[0]
         best = ((lost @ moments[0]) * lost).sum(axis=1).min()
         nearest = error(weights, grid.round(weights), moments)
-        reached = min(nearest, error(weights, round_columns(weights, grid, factorize(moments)), moments))
+        found, _ = round_columns(weights, grid, factorize(moments))
+        reached = min(nearest, error(weights, found, moments))
         if nearest - best > 1e-9 * nearest:  # otherwise nearest is the optimum, and the gap is noise
             closed.append((nearest - reached) / (nearest - best))
     assert len(closed) > 150
@@ -71,13 +72,15 @@ def test_against_the_published_algorithm(monkeypatch):
         np.float32([0.25, 0.5, 1.0]), weights.shape
     )  # powers of two: no rounding but the grid's
     grid = WeightGrid(qtype_by_name("int4"), scale, np.zeros_like(scale))
-    found = round_columns(weights, grid, factorize(moments))
+    found, power = round_columns(weights, grid, factorize(moments))
     assert (found == published_gptq(weights, grid, moments)).all()
-    errors = InputMoments(moments, 64).errors(weights, found)
+    residual = InputMoments(moments, 64).residual(weights)
+    errors = residual.errors(weights - found)
     assert errors.sum() == pytest.approx(error(weights, found, moments), rel=1e-9)  # another order of sums
+    assert power == pytest.approx(errors, rel=1e-5)  # sums of float32 decide what is rounded
     monkeypatch.setattr("onnxfq.calibration.weights.grid.AT_ONCE", 1400)  # 7 outputs
-    assert (round_columns(weights, grid, factorize(moments)) == found).all()
-    assert InputMoments(moments, 64).errors(weights, found) == pytest.approx(errors, rel=1e-9)
+    assert (round_columns(weights, grid, factorize(moments))[0] == found).all()
+    assert residual.errors(weights - found) == pytest.approx(errors, rel=1e-9)
 
 
 CASES = {
@@ -141,9 +144,9 @@ def test_inputs_that_are_always_zero():
     moments[:, 5:, :] = moments[:, :, 5:] = 0
     scale = np.full(weights.shape, 0.5, np.float32)
     grid = WeightGrid(qtype_by_name("int4"), scale, np.zeros_like(scale))
-    rounded = round_columns(weights, grid, factorize(moments))
+    rounded, _ = round_columns(weights, grid, factorize(moments))
     assert (rounded[..., 5:] == grid.round(weights)[..., 5:]).all()
-    nothing = round_columns(weights, grid, factorize(np.zeros_like(moments)))
+    nothing, _ = round_columns(weights, grid, factorize(np.zeros_like(moments)))
     assert (nothing == grid.round(weights)).all()
 
 
@@ -153,10 +156,18 @@ def test_correction_is_least_squares():
     x = rng.normal(size=(500, 6))
     z = x + 0.05 * rng.normal(size=x.shape)
     weights = rng.normal(size=(1, 3, 6))
-    found = correct_weights(weights, InputMoments(x.T @ x, 500, (z.T @ z)[None], (x.T @ z)[None]))[0]
+    moments = InputMoments((x.T @ x)[None], 500, (z.T @ z)[None], (x.T @ z)[None])
+    residual = moments.residual(weights)
+    change = find_change(weights, moments, residual)
+    assert change is not None
+    found = (weights + change)[0]
     wanted = np.linalg.lstsq(z, x @ weights[0].T, rcond=None)[0].T
     # The damping of 1% keeps 1% of the distance to the given weights.
     assert np.abs(found - wanted).max() < 0.02 * np.abs(weights[0] - wanted).max() + 1e-9
+    for near, far in product((0.0, 0.1), repeat=2):
+        rounded = found + near * rng.normal(size=found.shape)
+        reached = residual.after(change + far).errors(found + far - rounded[None])
+        assert reached[0] == pytest.approx(np.square(x @ weights[0].T - z @ rounded.T).sum(axis=0), rel=1e-9)
 
 
 @pytest.mark.parametrize(("rows", "is_lost"), [(24, False), (24, True), (4000, False), (4000, True)])
@@ -174,9 +185,9 @@ def test_corrections_hold_on_unseen_rows(rows: int, is_lost: bool) -> None:
         return float(np.square(x[rows:] @ weights[0].T - z[rows:] @ found[0].T).sum())
 
     moments = InputMoments((x.T @ x)[None], rows, *sum_moments(slice(rows)))
-    unscaled = correct_weights(weights, moments)
     first, second = sum_moments(slice(rows // 2))
-    scaled = correct_weights(weights, replace(moments, half=(lambda: first, lambda: second)))
-    same, reached, full = map(measure_error, (weights, scaled, unscaled))
+    halves = replace(moments, half=(lambda: first, lambda: second))
+    changes = [find_change(weights, one, one.residual(weights)) for one in (halves, moments)]
+    same, reached, full = (measure_error(weights + change) for change in (0.0, *changes))
     assert reached < (0.5 if is_lost else 1.01) * same
     assert reached < (0.9 if rows == 24 else 1.01) * full

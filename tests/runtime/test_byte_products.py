@@ -13,11 +13,11 @@ RANDOM = np.random.default_rng(3)
 
 @pytest.mark.parametrize("shape", [(1, 32, 37, 120), (2, 120, 872, 120), (1, 1, 1, 1), (1, 96, 1024, 70)])
 def test_products_are_exact(shape: tuple[int, int, int, int]) -> None:
-    """The chosen product is NumPy's of whole numbers."""
+    """The chosen product is NumPy's of whole numbers; the second matrix is given by columns."""
     groups, rows, depth, columns = shape
     left = RANDOM.integers(-128, 128, (groups, rows, depth)).astype(np.int8)
-    right = RANDOM.integers(-128, 128, (groups, depth, columns)).astype(np.int8)
-    wanted = np.matmul(left.astype(np.int64), right.astype(np.int64))
+    right = RANDOM.integers(-128, 128, (groups, columns, depth)).astype(np.int8)
+    wanted = np.matmul(left.astype(np.int64), right.swapaxes(1, 2).astype(np.int64))
     np.testing.assert_array_equal(find_byte_products()(left, right), wanted)
 
 

@@ -27,7 +27,7 @@ Rows = NDArray[np.int8]
 """Inputs of a layer on their grid, one column for each output position: [groups, inputs, rows]."""
 
 MultiplyBytes = Callable[[Rows, Rows], NDArray[np.int32]]
-"""Exact product of [batch, m, k] and [batch, k, n]."""
+"""Exact product of [batch, m, k] and the transpose of [batch, n, k]."""
 
 
 def choose_steps(amax: NDArray[np.float64], largest: int) -> NDArray[np.float64]:
@@ -80,12 +80,12 @@ class ByteGrid:
 
 
 def multiply_floats(left: Rows, right: Rows) -> NDArray[np.int32]:
-    """Return the exact product of matrices of bytes, computed in float32."""
-    product = np.zeros((*left.shape[:2], right.shape[2]), np.int32)
+    """Return the exact product of one matrix of bytes and the transpose of another, computed in float32."""
+    product = np.zeros((*left.shape[:2], right.shape[1]), np.int32)
     for start in range(0, left.shape[2], EXACT_ROWS):
         part = slice(start, start + EXACT_ROWS)
-        floats = left[:, :, part].astype(np.float32), right[:, part].astype(np.float32)
-        product += np.matmul(*floats).astype(np.int32)
+        u, v = (one[:, :, part].astype(np.float32) for one in (left, right))
+        product += np.matmul(u, v.swapaxes(1, 2)).astype(np.int32)
     return product
 
 
@@ -174,7 +174,8 @@ class MomentAdder:
             )
             for one in self._starts
         ]
-        self._totals = [np.zeros(grid.steps.shape, np.int64) for grid in (left, right)]
+        sides = (left,) if self._symmetric else (left, right)
+        self._totals = [np.zeros(grid.steps.shape, np.int64) for grid in sides]
         self._waiting: list[tuple[Rows, Rows]] = []
         self._rows = self._summed = 0
 
@@ -196,7 +197,7 @@ class MomentAdder:
     def _with_offsets(self, start: int, block: Integers) -> Integers:
         """Return sums of (u + p) (v + q)^T instead of u v^T."""
         p, q = self._left.offset, self._right.offset
-        rows, columns = self._totals[0][:, self._first(start) :], self._totals[1][:, self._part(start)]
+        rows, columns = self._totals[0][:, self._first(start) :], self._totals[-1][:, self._part(start)]
         more = q * rows[:, :, None] + p * columns[:, None] + self._rows * p * q
         found: Integers = block + more.astype(block.dtype)
         return found
@@ -216,12 +217,12 @@ class MomentAdder:
         u = np.concatenate([one for one, _ in self._waiting], axis=2)
         v = u if self._symmetric else np.concatenate([one for _, one in self._waiting], axis=2)
         self._waiting, self._summed = [], self._rows
-        for total, one in zip(self._totals, (u, v), strict=True):
-            total += one.sum(axis=2, dtype=np.int32)
+        if self._left.offset or self._right.offset:
+            for total, one in zip(self._totals, (u, v), strict=False):
+                total += one.sum(axis=2, dtype=np.int32)
         wide = _is_wide(self._rows)
         for number, start in enumerate(self._starts):
-            columns = v[:, self._part(start)].transpose(0, 2, 1)
-            product = self._multiply(u[:, self._first(start) :], columns)
+            product = self._multiply(u[:, self._first(start) :], v[:, self._part(start)])
             if wide and self._blocks[number].dtype == np.int32:
                 self._blocks[number] = self._blocks[number].astype(np.int64)
             self._blocks[number] += product

@@ -6,7 +6,7 @@ up for what each one loses, as far as they are correlated.
 Source: Frantar et al., GPTQ (2023), with act-order and static groups of its implementation, in the equal form
 of Chee et al., QuIP (2023), LDLQ, which needs no inverse: with H = (1 + F) D (1 + F)^T and F strictly upper
 triangular, the error e H e^T of a row is the sum over columns of D_j (e_j + sum over i < j of e_i F_ij)^2, so
-that column j rounds w_j + sum over i < j of e_i F_ij.
+that column j rounds w_j + sum over i < j of e_i F_ij. The sum is known behind the last column.
 """
 
 from __future__ import annotations
@@ -61,25 +61,32 @@ class Factor(NamedTuple):
     Attributes:
         order: inputs in the order of rounding, [groups, inputs].
         feedback: F in this order, with ones on its diagonal, [groups, inputs, inputs].
+        pivots: D in this order, [groups, inputs].
+        added: to the diagonal of the moments, [groups].
     """
 
     order: NDArray[np.int64]
-    feedback: Matrices
+    feedback: NDArray[np.float32]
+    pivots: Matrices
+    added: NDArray[np.float64]
 
 
 def factorize(moments: Matrices, rows: int = 0) -> Factor:
     """Return the factors of `moments`, the sum of x x^T over the inputs x, damped as `damp` says."""
-    factor = damp(moments, rows)
-    order = np.argsort(-np.diagonal(factor, axis1=1, axis2=2), axis=1, kind="stable")
+    damped = damp(moments, rows)
+    added = damped[:, 0, 0] - moments[:, 0, 0]
+    order = np.argsort(-np.diagonal(damped, axis1=1, axis2=2), axis=1, kind="stable")
     last_first = order[:, ::-1]
-    at = np.arange(len(factor))[:, None, None], last_first[:, :, None], last_first[:, None, :]
-    upper = np.linalg.cholesky(factor[at])[:, ::-1, ::-1]  # reversed, the lower factor becomes an upper one
-    np.divide(upper, np.diagonal(upper, axis1=1, axis2=2)[:, None], out=factor)
-    return Factor(order, factor)
+    at = np.arange(len(damped))[:, None, None], last_first[:, :, None], last_first[:, None, :]
+    upper = np.linalg.cholesky(damped[at])[:, ::-1, ::-1]  # reversed, the lower factor becomes an upper one
+    roots = np.diagonal(upper, axis1=1, axis2=2)
+    return Factor(order, (upper / roots[:, None]).astype(np.float32), roots**2, added)
 
 
-def round_columns(weights: Floats, grid: WeightGrid, moments: Factor) -> NDArray[np.float32]:
-    """Return `weights` on `grid` with a small error of the outputs.
+def round_columns(
+    weights: NDArray[np.float32], grid: WeightGrid, moments: Factor
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Return `weights` on `grid` with a small error of the outputs, and that error e H e^T of each output.
 
     Args:
         weights: [groups, outputs, inputs].
@@ -87,21 +94,29 @@ def round_columns(weights: Floats, grid: WeightGrid, moments: Factor) -> NDArray
         moments: of the inputs, from `factorize`.
     """
     result, at = np.empty(weights.shape, np.float32), moments.order[:, None, :]
+    errors = np.empty(weights.shape[:2])
     for part in split_outputs(weights.shape):
-        w = np.take_along_axis(weights[:, part], at, axis=2).swapaxes(1, 2).astype(np.float64, order="C")
-        rounded = _round_sorted(w, grid.sort(part, at), moments.feedback)
+        w = np.ascontiguousarray(np.take_along_axis(weights[:, part], at, axis=2).swapaxes(1, 2))
+        rounded, errors[:, part] = _round_sorted(w, grid.sort(part, at), moments)
         np.put_along_axis(result[:, part], at, rounded.swapaxes(1, 2), axis=2)
-    return result
+    return result, errors
 
 
-def _round_sorted(w: Matrices, grid: WeightGrid, feedback: Matrices) -> NDArray[np.float32]:
+def _round_sorted(
+    w: NDArray[np.float32], grid: WeightGrid, moments: Factor
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """Return `w` rounded one input after the other; `w` and `grid` are [groups, inputs, outputs]."""
-    rounded, lost, count = np.empty(w.shape, np.float32), np.empty_like(w), w.shape[1]
+    rounded, lost, count = np.empty_like(w), np.empty_like(w), w.shape[1]
+    feedback, errors = moments.feedback, np.zeros((len(w), w.shape[2]))
     for start in range(0, count, BLOCK):
-        stop = min(start + BLOCK, count)
-        target = w[:, start:stop] + feedback[:, :start, start:stop].swapaxes(1, 2) @ lost[:, :start]
-        for j in range(start, stop):
-            near = feedback[:, None, start:j, j] @ lost[:, start:j]
-            rounded[:, j] = grid.round(target[:, j - start] + near[:, 0], (slice(None), j))
+        part = slice(start, min(start + BLOCK, count))
+        target = w[:, part] + feedback[:, :start, part].swapaxes(1, 2) @ lost[:, :start]
+        for j in range(start, part.stop):
+            target[:, j - start] += (feedback[:, None, start:j, j] @ lost[:, start:j])[:, 0]
+            rounded[:, j] = grid.round(target[:, j - start], (slice(None), j))
             np.subtract(w[:, j], rounded[:, j], out=lost[:, j])
-    return rounded
+        target -= rounded[:, part]
+        errors += np.einsum("gj,gjo,gjo->go", moments.pivots[:, part], target, target)
+    # What the damping adds to the error is no error of outputs.
+    errors -= moments.added[:, None] * np.einsum("gjo,gjo->go", lost, lost, dtype=np.float64)
+    return rounded, np.maximum(errors, 0.0)

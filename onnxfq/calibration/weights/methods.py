@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators.constant_mse import least_error_ranges, least_error_scales
 from onnxfq.calibration.weights.gptq import round_columns
-from onnxfq.calibration.weights.grid import Floats, WeightGrid
-from onnxfq.calibration.weights.moments import InputMoments
-from onnxfq.calibration.weights.qronos import correct_weights
+from onnxfq.calibration.weights.grid import Floats, Matrices, WeightGrid
+from onnxfq.calibration.weights.moments import InputMoments, Residual
+from onnxfq.calibration.weights.qronos import find_change
 from onnxfq.calibration.weights.view import MatrixView
 from onnxfq.numerics.block_scales import ScaleRule, Scales
 from onnxfq.numerics.float_types import FloatType
@@ -27,18 +27,20 @@ class RoundingMethod:
     """A method of rounding.
 
     Attributes:
-        target: the weights to round, from the weights and the moments of the inputs.
+        change: what is added to the weights before they are rounded, from them, the moments of the inputs and
+            what is left of the outputs; None for nothing.
         sequential: whether layers are rounded one after the other, with inputs of the quantized model.
     """
 
-    target: Callable[[Floats, InputMoments], Floats]
+    change: Callable[[Floats, InputMoments, Residual], Matrices | None]
     sequential: bool = False
 
 
 METHODS: dict[str, RoundingMethod] = {
-    "gptq": RoundingMethod(lambda weights, moments: weights),
+    "gptq": RoundingMethod(lambda weights, moments, residual: None),
     "qronos": RoundingMethod(
-        lambda weights, moments: moments.check(lambda: correct_weights(weights, moments)), sequential=True
+        lambda weights, moments, residual: moments.check(lambda: find_change(weights, moments, residual)),
+        sequential=True,
     ),
 }
 
@@ -96,7 +98,10 @@ def round_weight(job: RoundingJob) -> RoundedWeight:
     shape, layout = values.shape, Layout(spec.granularity, values.shape)
     weights = view.fold(values)
     moments.check_size(len(weights), weights.shape[2])
-    target = METHODS[method].target(weights, moments)
+    residual, target = moments.residual(weights), weights
+    change = METHODS[method].change(weights, moments, residual)
+    if change is not None:
+        residual, target = residual.after(change), (weights + change).astype(np.float32)
 
     nothing = np.zeros((), np.float32)
 
@@ -108,12 +113,12 @@ def round_weight(job: RoundingJob) -> RoundedWeight:
         return WeightGrid(spec.grid, scale, zero_point)
 
     best, kept = grid_of(nearest).round(weights), nearest
-    errors = moments.errors(weights, best)
+    errors = residual.errors(target - best)
     before = float(errors.sum())
     own = _owners(layout, view, errors.shape)
     for scales in _candidates(job, target):
-        found = round_columns(target, grid_of(scales), moments.factor)
-        reached = moments.errors(weights, found)
+        found, power = round_columns(target, grid_of(scales), moments.factor)
+        reached = residual.errors(target - found, power)
         if own is None:
             better = np.full(errors.shape, reached.sum() < errors.sum())
         else:

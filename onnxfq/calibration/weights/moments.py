@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,39 @@ Made = TypeVar("Made")
 
 BLOCK = 512
 """Columns of a matrix of moments in one product."""
+
+
+class Residual(NamedTuple):
+    """What is left of the outputs W x with weights V: |W x - V z|^2, and its slope at V.
+
+    Attributes:
+        error: |W x - V z|^2 of each output, [groups, outputs].
+        slope: sum of (W x - V z) z^T, [groups, outputs, inputs]; None for zeros.
+        seen: moments of z.
+    """
+
+    error: NDArray[np.float64]
+    slope: Matrices | None
+    seen: Matrices
+
+    def after(self, change: Matrices) -> Residual:
+        """Return the same with V + `change` in place of V."""
+        moved = change @ self.seen
+        slope = np.zeros_like(moved) if self.slope is None else self.slope
+        error = self.error + np.einsum("goi,goi->go", moved - 2 * slope, change)
+        return Residual(error, slope - moved, self.seen)
+
+    def errors(self, lost: Floats, power: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """Return |W x - Q z|^2 of each output, [groups, outputs].
+
+        Args:
+            lost: V - Q.
+            power: |(V - Q) z|^2 of each output, where it is known.
+        """
+        found = self.error + (_square(lost, self.seen) if power is None else power)
+        if self.slope is not None:
+            found += 2 * np.einsum("goi,goi->go", self.slope, lost)
+        return np.asarray(np.maximum(found, 0.0))
 
 
 @dataclass(frozen=True)
@@ -80,34 +113,29 @@ class InputMoments:
                 "whose shapes do not fit, or gather the moments again"
             )
 
-    def errors(self, weights: Floats, rounded: Floats) -> NDArray[np.float64]:
-        """Return the sum of |W x - Q z|^2 of each output, [groups, outputs]."""
-        parts = (
-            self._errors(weights[:, part].astype(np.float64), rounded[:, part].astype(np.float64))
-            for part in split_outputs(weights.shape)
-        )
-        return np.concatenate([np.empty((len(weights), 0)), *parts], axis=1)
-
-    def _errors(self, weights: Matrices, rounded: Matrices) -> NDArray[np.float64]:
+    def residual(self, weights: Floats) -> Residual:
+        """Return the errors of the outputs with `weights`, [groups, outputs, inputs], in the quantized model."""
         if self.quantized is None or self.cross is None:
-            return _square(weights - rounded, self.plain)
-        both = np.einsum("goi,goi->go", weights @ self.cross, rounded)
-        whole: NDArray[np.float64] = _square(weights, self.plain) + _square(rounded, self.quantized)
-        return np.asarray(np.maximum(whole - 2 * both, 0.0))
+            return Residual(np.zeros(weights.shape[:2]), None, self.plain)
+        # Of x - z, whose moments are small: in |W x|^2 + |W z|^2 - 2 W x z^T W^T the terms cancel.
+        between = self.cross - self.quantized
+        difference = self.plain - self.cross - between.swapaxes(1, 2)
+        return Residual(_square(weights, difference), weights @ between, self.quantized)
 
     def signal(self, weights: Floats) -> float:
         """Return the sum of |W x|^2 over all outputs."""
-        wide = (weights[:, part].astype(np.float64) for part in split_outputs(weights.shape))
-        return float(sum(_square(part, self.plain).sum() for part in wide))
+        return float(_square(weights, self.plain).sum())
 
 
-def _square(weights: Matrices, moments: Matrices) -> NDArray[np.float64]:
+def _square(weights: Floats, moments: Matrices) -> NDArray[np.float64]:
     """Return w H w^T of each output from the upper half of the symmetric H: half the multiplications."""
     found = np.zeros(weights.shape[:2])
-    for start in range(0, weights.shape[2], BLOCK):
-        part = slice(start, start + BLOCK)
-        product = weights[..., :start] @ moments[:, :start, part]
-        product *= 2
-        product += weights[..., part] @ moments[:, part, part]
-        found += np.einsum("goi,goi->go", product, weights[..., part])
+    for outputs in split_outputs(weights.shape):
+        wide = weights[:, outputs].astype(np.float64)
+        for start in range(0, weights.shape[2], BLOCK):
+            part = slice(start, start + BLOCK)
+            product = wide[..., :start] @ moments[:, :start, part]
+            product *= 2
+            product += wide[..., part] @ moments[:, part, part]
+            found[:, outputs] += np.einsum("goi,goi->go", product, wide[..., part])
     return found
