@@ -20,6 +20,7 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].endswith(__name__) a
 
 from collections.abc import Callable
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 from onnxfq import errors as errors
@@ -43,7 +44,13 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return names
     try:
-        return load(name)
+        loaded = load(name)
+        if not isinstance(loaded, FunctionType):
+            return loaded
+        from onnxfq.support.arguments import explain_types
+
+        globals()[name] = explained = explain_types(loaded)
+        return explained
     except AttributeError:
         if name in names or name[:1] == "_":
             raise

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
+from pathlib import Path
+from typing import get_args
 
+import numpy as np
+import onnx
 import pytest
 from command_table import TABLE
 from loops import loop_over
+from onnx import parser
 
 import onnxfq
 from onnxfq.errors import ArgumentError
+from onnxfq.support.arguments import _read_hints
 
 NAMES = """AccuracyTarget BuildOptions Candidate Casting Cause CheckResult Comparison Conversion DataOptions
     Diagnosis DrawnInputs Encoding Encodings Evaluation Finding FloatOptions Handoff Model Moments
@@ -50,6 +57,49 @@ def test_functions_are_annotated() -> None:
             signature = inspect.signature(thing)
             kinds = [p.annotation for p in signature.parameters.values()] + [signature.return_annotation]
             assert inspect.Signature.empty not in kinds, name
+
+
+def test_arguments_of_another_class_are_named(tmp_path: Path) -> None:
+    """A path or a number in place of an object of onnxfq: the error names the parameter and the class."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 4] x) => (float[n, 4] y)
+        <float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMul(x, w) }"""
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    feeds = [{"x": np.ones((1, 4), np.float32)}]
+    loaded, recipe = onnxfq.load(tmp_path / "m.onnx"), onnxfq.load_recipe("tensorrt-int8")
+    plan = onnxfq.make_plan(loaded, recipe)
+    statistics = onnxfq.collect_statistics(loaded, plan, feeds)
+    known = {
+        "model": loaded,
+        "recipe": recipe,
+        "plan": plan,
+        "feeds": feeds,
+        "data": feeds,
+        "statistics": statistics,
+        "encodings": onnxfq.calibrate(loaded, plan, statistics),
+        "reference": loaded,
+    }
+    asked: set[tuple[str, str]] = set()
+    for function in filter(inspect.isfunction, (getattr(onnxfq, one) for one in NAMES if "torch" not in one)):
+        parameters = inspect.signature(function).parameters
+        hints = {name: _read_hints(function).get(name) for name in parameters}
+        given = {name: known.get(name) for name, one in parameters.items() if one.default is one.empty}
+        for name in parameters.keys() & hints.keys():
+            ours = [one for one in get_args(hints[name]) or [hints[name]] if inspect.isclass(one)]
+            if None in given.values() or not any(one.__module__.startswith("onnxfq") for one in ours):
+                continue
+            for wrong in ("m.onnx", 5):
+                if not isinstance(wrong, tuple(ours)):
+                    asked.add((function.__name__, name))
+                    with pytest.raises(onnxfq.OnnxfqError, match=r"^[^\n]+$"):
+                        function(**given | {name: wrong})
+    assert {("make_plan", "model"), ("insert_qdq", "plan"), ("quantize", "accuracy")} <= asked
+    with pytest.raises(ArgumentError, match=r"^recipe of make_plan is 5, .*onnxfq\.load_recipe\(\.\.\.\)"):
+        onnxfq.make_plan(loaded, 5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="make_plan.* missing 1 required"):
+        onnxfq.make_plan(loaded)  # type: ignore[call-arg]
+    assert pickle.loads(pickle.dumps(onnxfq.make_plan)) is onnxfq.make_plan
 
 
 def test_unknown_names_are_refused() -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.weights.grid import Floats, Matrices, WeightGrid, split_outputs
+from onnxfq.calibration.weights.grid import Matrices, WeightGrid, split_outputs
 
 DAMPING = 0.01
 """Least share of the mean diagonal that is added to the diagonal of a matrix of moments."""

@@ -21,7 +21,7 @@ BLOCK = 512
 
 
 class Residual(NamedTuple):
-    """What is left of the outputs W x with weights V: |W x - V z|^2, and its slope at V.
+    """Errors of the outputs W x with weights V and inputs z: |W x - V z|^2, and its slope at V.
 
     Attributes:
         error: |W x - V z|^2 of each output, [groups, outputs].
@@ -114,7 +114,7 @@ class InputMoments:
             )
 
     def residual(self, weights: Floats) -> Residual:
-        """Return the errors of the outputs with `weights`, [groups, outputs, inputs], in the quantized model."""
+        """Return what the quantized model leaves of the outputs with `weights`, [groups, outputs, inputs]."""
         if self.quantized is None or self.cross is None:
             return Residual(np.zeros(weights.shape[:2]), None, self.plain)
         # Of x - z, whose moments are small: in |W x|^2 + |W z|^2 - 2 W x z^T W^T the terms cancel.

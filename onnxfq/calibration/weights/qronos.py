@@ -24,7 +24,6 @@ from onnxfq.calibration.weights.gptq import BLOCK, damp
 from onnxfq.calibration.weights.grid import Floats, Matrices
 from onnxfq.calibration.weights.moments import InputMoments, Residual
 
-
 AnyFloats = TypeVar("AnyFloats", Matrices, NDArray[np.float32])
 
 
