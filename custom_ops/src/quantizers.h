@@ -48,10 +48,13 @@ struct FloatQuantizers {
   }
 };
 
-// Calls body with the maker of the grid's quantizers, which round by `round` and measure by InSteps.
+// Calls body with the maker of the grid's quantizers, which round by `round` and measure by InSteps. Grids of floats
+// that saturate, as nearly all do, have fewer steps.
 template <typename InSteps, typename Round, typename Body>
 FQ_INLINE void with_steps(const Grid& grid, bool fractional, const Round& round, const Body& body) {
-  if (grid.is_float) {
+  if (grid.is_float && grid.limit == grid.format.qmax) {
+    body(FloatQuantizers<Round, InSteps, true>{round, grid.format, grid.limit});
+  } else if (grid.is_float) {
     body(FloatQuantizers<Round, InSteps>{round, grid.format, grid.limit});
   } else {
     body(IntegerQuantizers<Round, InSteps>{round, fractional ? 1.0f : 0.0f, grid.qmin, grid.qmax});
@@ -90,18 +93,15 @@ FQ_INLINE void with_quantizers(const Grid& grid, bool fractional, const Body& bo
 }
 
 // The same for a GPU: with a fused division for the rounding of every standard, which is what it is right for.
-// Grids that saturate and zero points that are integers, as nearly all are, have kernels with fewer steps: elements of
+// Zero points that are integers, as nearly all are, have kernels with fewer steps: elements of
 // 16 bits come as fast as these can take them. Other roundings are looked up while the kernel runs, and kernels of
 // their own would take minutes to compile.
 template <typename Body>
 void with_device_quantizers(const Grid& grid, bool fractional, const Body& body) {
   const RoundTo<Rounding::kHalfEven> half_even;
-  const bool divides = grid.arithmetic == Arithmetic::kDivide;
   if (grid.rounding != Rounding::kHalfEven) {
     with_arithmetic<Divide>(grid, fractional, RoundToAny{grid.rounding}, body);
-  } else if (divides && grid.is_float && grid.limit == grid.format.qmax) {
-    body(FloatQuantizers<RoundTo<Rounding::kHalfEven>, DivideFused, true>{half_even, grid.format, grid.limit});
-  } else if (divides && !grid.is_float && !fractional) {
+  } else if (grid.arithmetic == Arithmetic::kDivide && !grid.is_float && !fractional) {
     body(IntegerQuantizers<RoundTo<Rounding::kHalfEven>, DivideFused, false>{half_even, 0.0f, grid.qmin, grid.qmax});
   } else {
     with_arithmetic<DivideFused>(grid, fractional, half_even, body);

@@ -31,10 +31,43 @@ FQ_INLINE int32_t largest_magnitude(const float* x, int64_t count) {
   return high;
 }
 
+// to[i] = the larger of from[2 i] and from[2 i + 1].
+template <int64_t Count>
+FQ_INLINE void join_neighbours(const int32_t* from, int32_t* to) {
+  FQ_IVDEP
+  for (int64_t i = 0; i < Count; ++i) to[i] = larger(from[2 * i], from[2 * i + 1]);
+}
+
+// kGroup blocks of Groups * kGroup elements each, all at once: the reduction of each alone costs more than its
+// elements.
+template <int64_t Groups>
+FQ_INLINE void short_block_magnitudes(const float* x, int32_t* high) {
+  alignas(64) int32_t whole[kGroup * kGroup];
+  alignas(64) int32_t half[kGroup * kGroup / 2];
+  for (int64_t block = 0; block < kGroup; ++block, x += Groups * kGroup) {
+    FQ_GROUP
+    for (int64_t k = 0; k < kGroup; ++k) {
+      int32_t largest = finite_magnitude(x[k]);
+      if (Groups == 2) largest = larger(largest, finite_magnitude(x[k + kGroup]));
+      whole[block * kGroup + k] = largest;
+    }
+  }
+  join_neighbours<kGroup * 8>(whole, half);
+  join_neighbours<kGroup * 4>(half, whole);
+  join_neighbours<kGroup * 2>(whole, half);
+  join_neighbours<kGroup>(half, whole);
+  for (int64_t block = 0; block < kGroup; ++block) high[block] = larger(high[block], whole[block]);
+}
+
 // Runs of a block each, the first of them `left_in_block` long; high[0] belongs to that.
 FQ_CLONES void block_magnitudes(const float* x, int64_t count, int64_t left_in_block, int64_t block, int32_t* high) {
-  int64_t part = std::min(left_in_block, count);
-  for (int64_t done = 0; done < count; ++high) {
+  int64_t done = 0;
+  if (left_in_block == block && (block == kGroup || block == 2 * kGroup)) {
+    for (; done + kGroup * block <= count; done += kGroup * block, high += kGroup) {
+      block == kGroup ? short_block_magnitudes<1>(x + done, high) : short_block_magnitudes<2>(x + done, high);
+    }
+  }
+  for (int64_t part = std::min(left_in_block, count - done); done < count; ++high) {
     *high = larger(*high, largest_magnitude(x + done, part));
     done += part;
     part = std::min(block, count - done);
