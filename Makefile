@@ -4,7 +4,7 @@ BUILD := build/custom_ops
 
 # CMAKE_ARGS, also read by pip: -DONNXFQ_CUDA=OFF, or -DONNXFQ_CUDA_ARCHITECTURES=90 for one GPU instead of all.
 
-.PHONY: install lib lint types slow test whole durations warnings sanitize runtimes newest qnn release demo site gpu figures clean
+.PHONY: install lib lint types slow test whole durations warnings sanitize arm runtimes newest qnn release demo site gpu figures clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
@@ -22,6 +22,16 @@ sanitize:  ## the kernels over odd sizes under the address and undefined-behavio
 	cmake -S custom_ops -B build/sanitize -G Ninja -DONNXFQ_SANITIZE=ON -DONNXFQ_CUDA=OFF
 	cmake --build build/sanitize --target kernel_tests
 	build/sanitize/kernel_tests
+
+arm:  ## the kernels for ARM, emulated, beside this processor's: the same bits (Debian: g++-aarch64-linux-gnu, qemu-user)
+	cmake -S custom_ops -B build/kernels -G Ninja -DONNXFQ_KERNEL_TESTS=ON -DONNXFQ_CUDA=OFF
+	cmake -S custom_ops -B build/arm -G Ninja -DONNXFQ_KERNEL_TESTS=ON -DONNXFQ_CUDA=OFF \
+		-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+	cmake --build build/kernels --target kernel_tests
+	cmake --build build/arm --target kernel_tests
+	build/kernels/kernel_tests > build/kernels/bits
+	qemu-aarch64 build/arm/kernel_tests > build/arm/bits
+	diff build/kernels/bits build/arm/bits && cat build/arm/bits
 
 lint:
 	$(PYTHON) -m ruff check .

@@ -1,8 +1,10 @@
 // Runs the kernels over odd sizes, layouts and values: for the address and undefined-behaviour sanitizers.
 //
 // Whether numbers are right is tested from Python. Here every buffer is exactly as long as it may be, and
-// what can be said without a reference is checked: results lie on the grid, and threads change nothing.
+// what can be said without a reference is checked: results lie on the grid, and threads change nothing. The
+// last line has a digest of all bits, which programs for other processors must print too.
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -15,6 +17,19 @@ namespace {
 
 using namespace onnxfq;
 using namespace onnxfq::tests;
+
+// Of the bits of everything that is computed, with one NaN for all: the same on every processor.
+uint64_t digest = 14695981039346656037u;
+
+void take_bits(uint64_t bits) { digest = (digest ^ bits) * 1099511628211u; }
+
+void take_floats(const std::vector<float>& floats) {
+  for (float x : floats) take_bits(x != x ? 0x7fc00000u : float_bits(x));
+}
+
+void take_elements(const Elements& elements) {
+  for (int64_t i = 0; i < elements.count(); ++i) take_floats({elements.at(i)});
+}
 
 // Kernels of training: a mask changes no value, and where it is 0 the derivative is an end of the grid.
 void test_training(const FakeQuantizeSpec& spec, const ParamLayout& layout, const std::vector<float>& x,
@@ -29,9 +44,11 @@ void test_training(const FakeQuantizeSpec& spec, const ParamLayout& layout, cons
   cpu::SpawnedThreads three{3};
   cpu::fake_quantize(call, three.threads());
   require(x.empty() || std::memcmp(y.data(), plain.data(), x.size() * sizeof(float)) == 0, "values beside a mask");
+  for (uint8_t one : inside) take_bits(one);
   call.inside = nullptr;
   call.quantity = Quantity::kDerivativeByScale;
   cpu::fake_quantize(call, three.threads());
+  take_floats(y);
   for (size_t i = 0; i < x.size(); ++i) {
     require(inside[i] <= 1, "mask");
     const float zero = zeros ? zeros[0] : 0.0f;  // all are equal
@@ -59,6 +76,7 @@ void test_fake_quantize(const Case& c, ElementType element, const char* type, co
     Elements target(element, x, 1);
     cpu::fake_quantize(spec.call(source.data(), target.data(), element, scale.data(), zeros, layout),
                        cpu::calling_thread());
+    take_elements(target);
     // In place, on two threads: the same.
     cpu::fake_quantize(spec.call(source.data(), source.data(), element, scale.data(), zeros, layout), two_threads());
     require(source.memory == target.memory, std::string("threads or in place, ") + type + " " + rounding);
@@ -83,6 +101,8 @@ void test_dynamic(const Case& c, ElementType element, const char* type, const ch
                                &layout,       spec.grid,     spec.rule, 0.0f};
   cpu::dynamic_fake_quantize(call, cpu::calling_thread());
   for (float s : scale) require(s > 0.0f && std::isfinite(s), "scale finite and positive");
+  take_elements(target);
+  take_floats(scale);
   std::vector<float> other_scale(count);
   call.scale = other_scale.data();
   call.y = source.data();
@@ -95,6 +115,7 @@ void test_observe(int64_t count) {
   const Statistics one = cpu::observe({x.data(), count, true}, cpu::calling_thread());
   const Statistics two = cpu::observe({x.data(), count, true}, two_threads());
   require(one.bins == two.bins && one.bin_counts == two.bin_counts, "observe");
+  for (int64_t counted : one.bin_counts) take_bits(static_cast<uint64_t>(counted));
 }
 
 // Every element is in one group, and threads change nothing; groups behind the last one are left out.
@@ -110,6 +131,7 @@ void test_observe_groups(const Case& c, ElementType element) {
   const GroupStatistics one = cpu::observe_groups(call, cpu::calling_thread());
   const GroupStatistics two = cpu::observe_groups(call, two_threads());
   require(one.keys == two.keys && one.counts == two.counts, "groups: threads");
+  for (int64_t counted : one.counts) take_bits(static_cast<uint64_t>(counted));
   int64_t elements = 0;
   int64_t finite = 0;
   for (const Summary& summary : one.summaries) {
@@ -230,5 +252,5 @@ int main() {
     for (int64_t plane : {0, 1, 49, 3000}) test_observe_padded(3, channels, plane, 16);
   }
   test_cuda_loops();
-  std::puts("ok");
+  std::printf("ok %016llx\n", static_cast<unsigned long long>(digest));
 }

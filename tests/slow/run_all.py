@@ -77,6 +77,7 @@ CHECKS = {
         "checkpoints both ways, with transformers and onnxruntime",
         "python tests/slow/check_checkpoints.py",
     ),
+    "ARM": ("the kernels for ARM, emulated: the bits of this processor", "make arm"),
     "Haswell": ("int8 on a processor without VNNI, emulated", "python tests/slow/check_haswell.py"),
     "suite of AIMET": (
         "its own tests, with its names given to ours",
