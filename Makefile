@@ -23,7 +23,7 @@ sanitize:  ## the kernels over odd sizes under the address and undefined-behavio
 	cmake --build build/sanitize --target kernel_tests
 	build/sanitize/kernel_tests
 
-arm:  ## the kernels for ARM, emulated, beside this processor's: the same bits (Debian: g++-aarch64-linux-gnu, qemu-user)
+arm:  ## the kernels for ARM, emulated: the bits of this processor (Debian: g++-aarch64-linux-gnu, qemu-user)
 	cmake -S custom_ops -B build/kernels -G Ninja -DONNXFQ_KERNEL_TESTS=ON -DONNXFQ_CUDA=OFF
 	cmake -S custom_ops -B build/arm -G Ninja -DONNXFQ_KERNEL_TESTS=ON -DONNXFQ_CUDA=OFF \
 		-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++

@@ -18,7 +18,7 @@ namespace {
 using namespace onnxfq;
 using namespace onnxfq::tests;
 
-// Of the bits of everything that is computed, with one NaN for all: the same on every processor.
+// Takes in the bits of everything that is computed, with one NaN for all: every processor has the same.
 uint64_t digest = 14695981039346656037u;
 
 void take_bits(uint64_t bits) { digest = (digest ^ bits) * 1099511628211u; }

@@ -117,6 +117,6 @@ def _round_sorted(
             np.subtract(w[:, j], rounded[:, j], out=lost[:, j])
         target -= rounded[:, part]
         errors += np.einsum("gj,gjo,gjo->go", moments.pivots[:, part], target, target)
-    # What the damping adds to the error is no error of outputs.
+    # The damping's share of the sum belongs to no output.
     errors -= moments.added[:, None] * np.einsum("gjo,gjo->go", lost, lost, dtype=np.float64)
     return rounded, np.maximum(errors, 0.0)

@@ -117,7 +117,7 @@ class InputMoments:
         """Return what the quantized model leaves of the outputs with `weights`, [groups, outputs, inputs]."""
         if self.quantized is None or self.cross is None:
             return Residual(np.zeros(weights.shape[:2]), None, self.plain)
-        # Of x - z, whose moments are small: in |W x|^2 + |W z|^2 - 2 W x z^T W^T the terms cancel.
+        # The moments of x - z are small. The terms of |W x|^2 + |W z|^2 - 2 W x z^T W^T cancel.
         between = self.cross - self.quantized
         difference = self.plain - self.cross - between.swapaxes(1, 2)
         return Residual(_square(weights, difference), weights @ between, self.quantized)
