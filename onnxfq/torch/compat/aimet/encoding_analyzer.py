@@ -72,6 +72,11 @@ class EncodingAnalyzer(ABC):
         """Return (min, max) of statistics."""
 
 
+def _stack(stats: list[BinsSeen]) -> tuple[Tensor, Tensor]:
+    """Return the counts and the edges of histograms, one in a row."""
+    return torch.stack([one.histogram for one in stats]), torch.stack([one.bin_edges for one in stats])
+
+
 def _check(known: object, num_steps: float) -> None:
     if not num_steps > 0:
         raise SpecError(f"a grid needs a positive number of steps, found {num_steps}; give another one")
@@ -174,18 +179,15 @@ class PercentileEncodingAnalyzer(_BinsAnalyzer):
 
     def _search(self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool) -> Ends:
         """Return edges of bins, with 0 between them."""
-        low, high = zip(*(self._ends(one, num_steps, is_symmetric) for one in stats), strict=True)
-        return torch.stack(low), torch.stack(high)
-
-    def _ends(self, stats: BinsSeen, steps: float, is_symmetric: bool) -> Ends:
-        low, high = stats.bin_edges[0], stats.bin_edges[-1]
+        counts, edges = _stack(stats)
+        low, high = edges[:, :1], edges[:, -1:]
         if self.percentile != 100:
-            counts = stats.histogram.cumsum(0)
-            low = stats.bin_edges[torch.searchsorted(counts, counts[-1] * (1 - self.percentile / 100))]
-            high = stats.bin_edges[torch.searchsorted(counts, counts[-1] * self.percentile / 100)]
+            below = counts.cumsum(1)
+            ends = below[:, -1:] * (1 - self.percentile / 100), below[:, -1:] * (self.percentile / 100)
+            low, high = (edges.gather(1, torch.searchsorted(below, end)) for end in ends)
         finite = torch.finfo(low.dtype)
-        low, high = _widen(low.clamp(finite.min, 0), high.clamp(0, finite.max), steps, is_symmetric, True)
-        return _symmetric_ends(low, high, steps) if is_symmetric else (low, high)
+        low, high = _widen(low.clamp(finite.min, 0), high.clamp(0, finite.max), num_steps, is_symmetric, True)
+        return _symmetric_ends(low, high, num_steps) if is_symmetric else (low, high)
 
 
 @checked_methods("__init__")
@@ -261,18 +263,9 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
         return widest[:, None] * parts[None, :] / (count - 1)
 
     def _best(self, deltas: Tensor, offsets: Tensor, stats: list[BinsSeen], steps: float) -> Ends:
-        """Return the scale and offset of least error for each histogram."""
-        noise = self._noise(deltas, offsets, stats, steps).flatten(1)
-        least = noise.min(dim=1).indices[:, None]
-        return (
-            deltas.expand(len(stats), -1, -1).flatten(1).gather(1, least),
-            offsets.expand(-1, deltas.shape[1], -1).flatten(1).gather(1, least),
-        )
-
-    def _noise(self, deltas: Tensor, offsets: Tensor, stats: list[BinsSeen], steps: float) -> Tensor:
-        """Return the error of each candidate, with all values of a bin in its middle."""
-        counts = torch.stack([one.histogram for one in stats])
-        edges = torch.stack([one.bin_edges for one in stats])
+        """Return the scale and offset of least error for each histogram; values lie in the middle of bins."""
+        deltas, offsets = torch.broadcast_tensors(deltas, offsets)
+        counts, edges = _stack(stats)
         width = (edges[:, 1] - edges[:, 0])[:, None]
         numbers = torch.arange(counts.shape[1], dtype=deltas.dtype, device=deltas.device)
         middle = ((edges[:, :1] + width / 2) + width * numbers)[:, None, None, :]
@@ -281,7 +274,9 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
         clipped = (level < 0) | (level > steps)
         error = level.clamp_(0, steps).add_(offset).mul_(delta).sub_(middle)
         error = error.abs_().pow_(2.0).mul_(counts[:, None, None, :])
-        return torch.where(clipped, error * self.gamma, error).sum(-1)
+        noise = torch.where(clipped, error * self.gamma, error).sum(-1)
+        least = noise.flatten(1).min(dim=1).indices[:, None]
+        return deltas.flatten(1).gather(1, least), offsets.flatten(1).gather(1, least)
 
 
 @checked_methods("__init__")

@@ -32,11 +32,8 @@ from onnxfq.torch.compat.aimet.grid import check_shift, form, read_call
 from onnxfq.torch.rounding import RoundingRule, Saved
 
 _OTHERS = {"block_size": None, "zero_point_shift": None}
-_FORMS = (
-    form("qmin", "qmax", **_OTHERS),
-    form("bitwidth", signed=False, **_OTHERS),
-    form("num_steps", signed=False, **_OTHERS),
-)
+_WIDTHS = (form(name, signed=False, **_OTHERS) for name in ("bitwidth", "num_steps"))
+_FORMS = (form("qmin", "qmax", **_OTHERS), *_WIDTHS)
 _PRECISION = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 
 

@@ -158,11 +158,9 @@ class BinsObserver(_Observer):
         with torch.no_grad():
             if self.stats[0].histogram is None:
                 self.stats = stats
-                reach = [(one.bin_edges[-1] - one.bin_edges[0]) * self.growth_limit / 2 for one in stats]
-                self._limits = [
-                    (one.bin_edges[0] - far, one.bin_edges[-1] + far)
-                    for one, far in zip(stats, reach, strict=True)
-                ]
+                ends = [(one.bin_edges[0], one.bin_edges[-1]) for one in stats]
+                reach = [(high - low) * self.growth_limit / 2 for low, high in ends]
+                self._limits = [(e[0] - far, e[1] + far) for e, far in zip(ends, reach, strict=True)]
                 return
             parts = zip(self.stats, stats, self._rows(x), self._limits, strict=True)
             self.stats = [self._merge(*part) for part in parts]

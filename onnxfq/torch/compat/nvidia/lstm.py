@@ -66,7 +66,7 @@ class QuantLSTM(QuantMixin, nn.LSTM):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         """Take the arguments of the float layer, `quant_desc_input` and `quant_desc_weight`."""
-        found = make_float(self, args, keywords, ("quant_desc_input", "quant_desc_weight"))
+        found = make_float(self, args, keywords)
         if self.proj_size:
             raise SpecError(f"proj_size is not supported in QuantLSTM, got {self.proj_size}; leave it out")
         self.init_quantizer(found[0], found[1], self.num_layers * (1 + self.bidirectional))

@@ -281,13 +281,9 @@ class TensorQuantizer(Unscripted, torch.nn.Module):
         words += ["per-tensor" if self._axis is None else f"axis={self._axis}", f"amax={self._short_amax()}"]
         words += [f"*{self._scale_amax}"] if self._scale_amax else []
         words += [f"calibrator={type(self._calibrator).__name__}"]
-        switches = {
-            "pre_quant_scale": self.pre_quant_scale is not None,
-            "learned": self._learn_amax,
-            "quant": self._if_quant,
-            "clip": self._if_clip,
-            "calib": self._if_calib,
-        }
+        words += ["pre_quant_scale"] if self.pre_quant_scale is not None else []
+        switches = {"learned": self._learn_amax, "quant": self._if_quant, "clip": self._if_clip}
+        switches["calib"] = self._if_calib
         return " ".join([*words, *(word for word, on in switches.items() if on)])
 
     def _short_amax(self, fmt: str = ".4f") -> str:
