@@ -17,6 +17,7 @@ from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.compat.aimet.statistics import BinsObserver, BinsSeen, EndsObserver, EndsSeen
 
 Ends = tuple[Tensor, Tensor]
+Bins = list[BinsSeen]
 
 
 def smallest_scale(steps: float) -> float:
@@ -72,7 +73,7 @@ class EncodingAnalyzer(ABC):
         """Return (min, max) of statistics."""
 
 
-def _stack(stats: list[BinsSeen]) -> tuple[Tensor, Tensor]:
+def _stack(stats: Bins) -> tuple[Tensor, Tensor]:
     """Return the counts and the edges of histograms, one in a row."""
     return torch.stack([one.histogram for one in stats]), torch.stack([one.bin_edges for one in stats])
 
@@ -131,16 +132,14 @@ class MinMaxEncodingAnalyzer(EncodingAnalyzer):
 class _BinsAnalyzer(EncodingAnalyzer):
     """Analyzer of histograms."""
 
-    def update_stats(self, input_tensor: Tensor) -> list[BinsSeen]:
+    def update_stats(self, input_tensor: Tensor) -> Bins:
         """Add a tensor to the histograms, and return its own."""
-        stats: list[BinsSeen] = self.observer.collect_stats(input_tensor)
+        stats: Bins = self.observer.collect_stats(input_tensor)
         self.observer.merge_stats(stats, input_tensor)
         return stats
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def compute_encodings_from_stats(
-        self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool
-    ) -> Ends:
+    def compute_encodings_from_stats(self, stats: Bins, num_steps: float, is_symmetric: bool) -> Ends:
         """Return (min, max) of histograms."""
         _check(stats[0].histogram, num_steps)
         low, high = self._search(stats, num_steps, is_symmetric)
@@ -148,7 +147,7 @@ class _BinsAnalyzer(EncodingAnalyzer):
         return low.to(dtype).reshape(shape), high.to(dtype).reshape(shape)
 
     @abstractmethod
-    def _search(self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool) -> Ends:
+    def _search(self, stats: Bins, num_steps: float, is_symmetric: bool) -> Ends:
         """Return the range of each histogram, in a row."""
 
 
@@ -177,7 +176,7 @@ class PercentileEncodingAnalyzer(_BinsAnalyzer):
             raise SpecError(f"percentile must be from 50 to 100, found {percentile}; give another one")
         self.percentile = percentile
 
-    def _search(self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool) -> Ends:
+    def _search(self, stats: Bins, num_steps: float, is_symmetric: bool) -> Ends:
         """Return edges of bins, with 0 between them."""
         counts, edges = _stack(stats)
         low, high = edges[:, :1], edges[:, -1:]
@@ -222,7 +221,7 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
         self.num_offset_candidates, self.max_parallelism = offset_candidates, max_parallelism
         self.gamma = gamma
 
-    def _search(self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool) -> Ends:
+    def _search(self, stats: Bins, num_steps: float, is_symmetric: bool) -> Ends:
         """Return multiples of one scale."""
         found = []
         for first in range(0, len(stats), self.max_parallelism):
@@ -262,7 +261,7 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
         parts = torch.arange(1, 1 + count, dtype=torch.float32, device=widest.device)
         return widest[:, None] * parts[None, :] / (count - 1)
 
-    def _best(self, deltas: Tensor, offsets: Tensor, stats: list[BinsSeen], steps: float) -> Ends:
+    def _best(self, deltas: Tensor, offsets: Tensor, stats: Bins, steps: float) -> Ends:
         """Return the scale and offset of least error for each histogram; values lie in the middle of bins."""
         deltas, offsets = torch.broadcast_tensors(deltas, offsets)
         counts, edges = _stack(stats)
