@@ -67,7 +67,8 @@ def refill(module: nn.Module, name: str, value: Tensor) -> None:
         setattr(module, name, value.to(held.dtype, copy=True))
         return
     if not torch.compiler.is_compiling():
-        if held.is_inference():  # the module was made in inference mode
+        # The module was made in inference mode, or an array of NumPy shares memory that cannot grow.
+        if held.is_inference() or not held.untyped_storage().resizable():
             with torch.inference_mode(False):
                 held = module._buffers[name] = held.clone()
         held.resize_(value.shape)

@@ -71,8 +71,8 @@ class FakeQuantize(quantizer.FakeQuantize):
         if axis != -1 and observer is MovingAverageMinMaxObserver:
             observer = MovingAveragePerChannelMinMaxObserver
         spec = QuantSpec(qtype=qtype, granularity=Granularity(None if axis == -1 else axis))
-        switches = {"saturate": saturate is not False, "in_place": bool(in_place), "packed_mask": compat_mask}
-        super().__init__(spec, observer, **_SETTINGS, **switches, **given)
+        switches: dict[str, Any] = {"saturate": saturate is not False, "packed_mask": compat_mask}
+        super().__init__(spec, observer, in_place=bool(in_place), **_SETTINGS, **switches, **given)
         self.saturate, self.compat_mask, self.channel_len = saturate, compat_mask, channel_len
         self.fast_training, self.observer_kwargs, self._dtype = fast_training, observer_kwargs, dtype
         self.register_state_dict_post_hook(ao_keys.write)

@@ -306,7 +306,7 @@ class GroupedBlockQuantizeDequantize(QuantizeDequantize):
             raise SpecError(f"groups of {list(sizes)} blocks do not divide {list(self.shape)}; give others")
         if decompressed_bw < self.bitwidth:
             raise SpecError(f"decompressed_bw must be at least {bitwidth}, found {decompressed_bw}; raise it")
-        vars(self).update(decompressed_bw=decompressed_bw, block_grouping=sizes)  # the others are sealed
+        self.__dict__.update(decompressed_bw=decompressed_bw, block_grouping=sizes)  # others are sealed
 
     def _scale(self, dtype: torch.dtype) -> Tensor:
         return self._grouped(dtype)[0]

@@ -103,9 +103,8 @@ class QuantizerBase(Unscripted, nn.Module):
             return True
         first, version = self._fresh[name]
         param: Any = self._parameters.get(name)
-        if param is None:  # a replica of DataParallel
-            return False
-        if param is first() and _version(param) == version:
+        # A replica of DataParallel has no parameter of the name.
+        if param is None or (param is first() and _version(param) == version):
             return False
         del self._fresh[name]
         return True
