@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onnxfq.calibration.calibrators.entropy import divergences
 from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
 from onnxfq.torch.arguments import checked, checked_methods
-from onnxfq.torch.compat.nvidia.amax import Axes, amax_by_index, axes_of, reduce_amax
+from onnxfq.torch.compat.nvidia.amax import Axes, amax_by_index, reduce_amax
 from onnxfq.torch.compat.nvidia.tensor_quant import fake_tensor_quant, scaled_e4m3
 
 
@@ -120,7 +120,6 @@ class HistogramCalibrator(_Calibrator):
 
         Raises StatisticsError for NaN and infinity.
         """
-        axes_of(x, None)
         x = x.detach().abs().float()
         x = x[x != 0] if self._skip_zeros else x
         top = float(x.max()) if x.numel() else 0.0
