@@ -34,10 +34,9 @@ class ExternalObserver(Observer):
     def reset(self) -> None:
         """Discard what was observed, by the module's own method if it has one."""
         self.seen = False
-        for name in ("reset_min_max_vals", "reset"):
-            if callable(getattr(self.inner, name, None)):
-                getattr(self.inner, name)()
-                return
+        methods = (getattr(self.inner, name, None) for name in ("reset_min_max_vals", "reset"))
+        if method := next(filter(callable, methods), None):
+            method()
 
     def forward(self, x: Tensor) -> None:
         """Let the module observe x."""

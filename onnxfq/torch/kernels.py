@@ -56,19 +56,11 @@ def fake_quantize(
         shape = [shape[d] for d in order]
         params = [one if one is None else one.permute(order) for one in params]
     read = [one if one is None else _readable(one) for one in params]
-    call(
-        "onnxfq_fake_quantize_step",
-        c_elements(x.data_ptr(), y.data_ptr(), shape, _TYPES.index(x.dtype)),
-        _pointer(inside),
-        ctypes.c_int32(derivative),
-        ctypes.c_int32(_threads(x.numel())),
-        *map(_pointer, read),
-        *c_shape(list(params[0].shape)),
-        grid.qtype.name.encode(),
-        c_blocks(),
-        grid.arithmetic.encode(),
-        ctypes.c_int64(grid.saturate),
-    )
+    elements = c_elements(x.data_ptr(), y.data_ptr(), shape, _TYPES.index(x.dtype))
+    switches = map(ctypes.c_int32, (derivative, _threads(x.numel())))
+    scales = *map(_pointer, read), *c_shape(list(params[0].shape))
+    rules = grid.qtype.name.encode(), c_blocks(), grid.arithmetic.encode(), ctypes.c_int64(grid.saturate)
+    call("onnxfq_fake_quantize_step", elements, _pointer(inside), *switches, *scales, *rules)
     return y, inside
 
 

@@ -67,7 +67,9 @@ def refill(module: nn.Module, name: str, value: Tensor) -> None:
         setattr(module, name, value.to(held.dtype, copy=True))
         return
     if not torch.compiler.is_compiling():
-        if held.is_inference():  # the module was made in inference mode
+        # The module was made in inference mode, or an array of NumPy shares memory, which cannot grow then.
+        stuck = value.numel() > held.numel() and not held.untyped_storage().resizable()
+        if held.is_inference() or stuck:
             with torch.inference_mode(False):
                 held = module._buffers[name] = held.clone()
         held.resize_(value.shape)

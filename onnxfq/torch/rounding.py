@@ -55,9 +55,8 @@ class RoundingRule(ABC):
 
     def __call__(self, x: Tensor, first: Any, second: Any) -> Tensor:
         """Return the rounded x, with gradients where they are recorded."""
-        recorded = torch.is_grad_enabled() and any(
-            one is not None and one.requires_grad for one in (x, first, second)
-        )
+        given = [one for one in (x, first, second) if one is not None]
+        recorded = torch.is_grad_enabled() and any(one.requires_grad for one in given)
         # torch.jit.trace checks itself without gradients, and no file of a model holds a Function.
         if not is_transforming() and (torch.jit.is_tracing() or is_exporting() or not recorded):
             return self.round(x, first, second, mask=False)[0]

@@ -56,6 +56,21 @@ def test_floats_are_aimets(number):
         assert np.array_equal(found, expected, equal_nan=True)
 
 
+def test_one_value_has_numpys_edges():
+    """A histogram of one value reaches half a unit to each side, as NumPy's."""
+    seen = Q.encoding_analyzer.PercentileEncodingAnalyzer((), num_bins=8).update_stats(torch.full((5,), 2.0))
+    counts, edges = np.histogram(np.full(5, 2.0), bins=8)
+    assert np.array_equal(seen[0].bin_edges, edges) and np.array_equal(seen[0].histogram, counts)
+
+
+def test_half_types_are_told_by_their_bits():
+    """float16 and bfloat16 as torch.finfo has them; no other format is one of them."""
+    made = {dtype: FLOAT(dtype=dtype) for dtype in (torch.float16, torch.bfloat16, torch.float8_e5m2)}
+    assert [dtype for dtype, one in made.items() if one.is_float16()] == [torch.float16]
+    assert [dtype for dtype, one in made.items() if one.is_bfloat16()] == [torch.bfloat16]
+    assert all(float(one.maxval) == torch.finfo(dtype).max for dtype, one in made.items())
+
+
 def test_state_dicts_are_aimets():
     """A network saves AIMET's keys, types and numbers, and loads AIMET's state into an uncalibrated one."""
     made = network(Q, Q.nn)

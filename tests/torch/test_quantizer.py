@@ -191,6 +191,10 @@ def test_set_qparams():
             one.set_qparams(*args)
     with pytest.raises(SpecError, match="of int8 symmetric per-tensor must be 0, found 2"):
         FakeQuantize("int8").set_qparams(1.0, 2)
+    held = one.scale.numpy()  # an array shares the memory, which cannot grow then
+    one.set_qparams([0.5, 0.25, 2.0], [3, 4, 0])
+    assert one.scale.tolist() == [0.5, 0.25, 2.0] and one.scale.untyped_storage().nbytes() == 12
+    assert held.tolist() == [0.5, 0.25]
 
 
 def test_set_range():

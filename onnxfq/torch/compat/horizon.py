@@ -18,6 +18,7 @@ from onnxfq.torch import quantizer
 from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.checkpoints import ao_keys
 
+_SETTINGS: dict[str, Any] = {"rounding": "half_up", "scale_rule": "width", "training_only": True}
 _BITS: dict[Any, int] = {"qint8": 8, "qint16": 16, torch.qint8: 8}
 
 
@@ -69,17 +70,9 @@ class FakeQuantize(quantizer.FakeQuantize):
         qtype = qtype_of_integers(given.pop("quant_min", -half), given.pop("quant_max", half - 1))
         if axis != -1 and observer is MovingAverageMinMaxObserver:
             observer = MovingAveragePerChannelMinMaxObserver
-        super().__init__(
-            QuantSpec(qtype=qtype, granularity=Granularity(None if axis == -1 else axis)),
-            observer,
-            rounding="half_up",
-            saturate=saturate is not False,
-            in_place=bool(in_place),
-            packed_mask=compat_mask,
-            scale_rule="width",
-            training_only=True,
-            **given,
-        )
+        spec = QuantSpec(qtype=qtype, granularity=Granularity(None if axis == -1 else axis))
+        switches: dict[str, Any] = {"saturate": saturate is not False, "packed_mask": compat_mask}
+        super().__init__(spec, observer, in_place=bool(in_place), **_SETTINGS, **switches, **given)
         self.saturate, self.compat_mask, self.channel_len = saturate, compat_mask, channel_len
         self.fast_training, self.observer_kwargs, self._dtype = fast_training, observer_kwargs, dtype
         self.register_state_dict_post_hook(ao_keys.write)

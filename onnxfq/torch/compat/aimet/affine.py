@@ -150,9 +150,8 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
         return self._encoding(scale, offset)
 
     def _encoding(self, scale: Tensor, offset: Tensor) -> AffineEncoding:
-        return AffineEncoding(
-            scale, offset, self.qmin, self.qmax, self.symmetric, self.block_size, self.zero_point_shift
-        )
+        others = self.symmetric, self.block_size, self.zero_point_shift
+        return AffineEncoding(scale, offset, self.qmin, self.qmax, *others)
 
     def get_encodings(self) -> AffineEncoding | None:
         """Return the encoding, in float32; None before a range is known."""
@@ -307,9 +306,7 @@ class GroupedBlockQuantizeDequantize(QuantizeDequantize):
             raise SpecError(f"groups of {list(sizes)} blocks do not divide {list(self.shape)}; give others")
         if decompressed_bw < self.bitwidth:
             raise SpecError(f"decompressed_bw must be at least {bitwidth}, found {decompressed_bw}; raise it")
-        self._sealed = False
-        self.decompressed_bw, self.block_grouping = decompressed_bw, sizes
-        self._sealed = True
+        self.__dict__.update(decompressed_bw=decompressed_bw, block_grouping=sizes)  # others are sealed
 
     def _scale(self, dtype: torch.dtype) -> Tensor:
         return self._grouped(dtype)[0]

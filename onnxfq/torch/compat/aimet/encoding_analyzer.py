@@ -17,6 +17,7 @@ from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.compat.aimet.statistics import BinsObserver, BinsSeen, EndsObserver, EndsSeen
 
 Ends = tuple[Tensor, Tensor]
+Bins = list[BinsSeen]
 
 
 def smallest_scale(steps: float) -> float:
@@ -70,6 +71,11 @@ class EncodingAnalyzer(ABC):
     @abstractmethod
     def compute_encodings_from_stats(self, stats: Any, num_steps: float, is_symmetric: bool) -> Ends:
         """Return (min, max) of statistics."""
+
+
+def _stack(stats: Bins) -> tuple[Tensor, Tensor]:
+    """Return the counts and the edges of histograms, one in a row."""
+    return torch.stack([one.histogram for one in stats]), torch.stack([one.bin_edges for one in stats])
 
 
 def _check(known: object, num_steps: float) -> None:
@@ -126,16 +132,14 @@ class MinMaxEncodingAnalyzer(EncodingAnalyzer):
 class _BinsAnalyzer(EncodingAnalyzer):
     """Analyzer of histograms."""
 
-    def update_stats(self, input_tensor: Tensor) -> list[BinsSeen]:
+    def update_stats(self, input_tensor: Tensor) -> Bins:
         """Add a tensor to the histograms, and return its own."""
-        stats: list[BinsSeen] = self.observer.collect_stats(input_tensor)
+        stats: Bins = self.observer.collect_stats(input_tensor)
         self.observer.merge_stats(stats, input_tensor)
         return stats
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def compute_encodings_from_stats(
-        self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool
-    ) -> Ends:
+    def compute_encodings_from_stats(self, stats: Bins, num_steps: float, is_symmetric: bool) -> Ends:
         """Return (min, max) of histograms."""
         _check(stats[0].histogram, num_steps)
         low, high = self._search(stats, num_steps, is_symmetric)
@@ -143,7 +147,7 @@ class _BinsAnalyzer(EncodingAnalyzer):
         return low.to(dtype).reshape(shape), high.to(dtype).reshape(shape)
 
     @abstractmethod
-    def _search(self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool) -> Ends:
+    def _search(self, stats: Bins, num_steps: float, is_symmetric: bool) -> Ends:
         """Return the range of each histogram, in a row."""
 
 
@@ -172,20 +176,17 @@ class PercentileEncodingAnalyzer(_BinsAnalyzer):
             raise SpecError(f"percentile must be from 50 to 100, found {percentile}; give another one")
         self.percentile = percentile
 
-    def _search(self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool) -> Ends:
+    def _search(self, stats: Bins, num_steps: float, is_symmetric: bool) -> Ends:
         """Return edges of bins, with 0 between them."""
-        low, high = zip(*(self._ends(one, num_steps, is_symmetric) for one in stats), strict=True)
-        return torch.stack(low), torch.stack(high)
-
-    def _ends(self, stats: BinsSeen, steps: float, is_symmetric: bool) -> Ends:
-        low, high = stats.bin_edges[0], stats.bin_edges[-1]
+        counts, edges = _stack(stats)
+        low, high = edges[:, :1], edges[:, -1:]
         if self.percentile != 100:
-            counts = stats.histogram.cumsum(0)
-            low = stats.bin_edges[torch.searchsorted(counts, counts[-1] * (1 - self.percentile / 100))]
-            high = stats.bin_edges[torch.searchsorted(counts, counts[-1] * self.percentile / 100)]
+            below = counts.cumsum(1)
+            ends = below[:, -1:] * (1 - self.percentile / 100), below[:, -1:] * (self.percentile / 100)
+            low, high = (edges.gather(1, torch.searchsorted(below, end)) for end in ends)
         finite = torch.finfo(low.dtype)
-        low, high = _widen(low.clamp(finite.min, 0), high.clamp(0, finite.max), steps, is_symmetric, True)
-        return _symmetric_ends(low, high, steps) if is_symmetric else (low, high)
+        low, high = _widen(low.clamp(finite.min, 0), high.clamp(0, finite.max), num_steps, is_symmetric, True)
+        return _symmetric_ends(low, high, num_steps) if is_symmetric else (low, high)
 
 
 @checked_methods("__init__")
@@ -220,7 +221,7 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
         self.num_offset_candidates, self.max_parallelism = offset_candidates, max_parallelism
         self.gamma = gamma
 
-    def _search(self, stats: list[BinsSeen], num_steps: float, is_symmetric: bool) -> Ends:
+    def _search(self, stats: Bins, num_steps: float, is_symmetric: bool) -> Ends:
         """Return multiples of one scale."""
         found = []
         for first in range(0, len(stats), self.max_parallelism):
@@ -260,19 +261,10 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
         parts = torch.arange(1, 1 + count, dtype=torch.float32, device=widest.device)
         return widest[:, None] * parts[None, :] / (count - 1)
 
-    def _best(self, deltas: Tensor, offsets: Tensor, stats: list[BinsSeen], steps: float) -> Ends:
-        """Return the scale and offset of least error for each histogram."""
-        noise = self._noise(deltas, offsets, stats, steps).flatten(1)
-        least = noise.min(dim=1).indices[:, None]
-        return (
-            deltas.expand(len(stats), -1, -1).flatten(1).gather(1, least),
-            offsets.expand(-1, deltas.shape[1], -1).flatten(1).gather(1, least),
-        )
-
-    def _noise(self, deltas: Tensor, offsets: Tensor, stats: list[BinsSeen], steps: float) -> Tensor:
-        """Return the error of each candidate, with all values of a bin in its middle."""
-        counts = torch.stack([one.histogram for one in stats])
-        edges = torch.stack([one.bin_edges for one in stats])
+    def _best(self, deltas: Tensor, offsets: Tensor, stats: Bins, steps: float) -> Ends:
+        """Return the scale and offset of least error for each histogram; values lie in the middle of bins."""
+        deltas, offsets = torch.broadcast_tensors(deltas, offsets)
+        counts, edges = _stack(stats)
         width = (edges[:, 1] - edges[:, 0])[:, None]
         numbers = torch.arange(counts.shape[1], dtype=deltas.dtype, device=deltas.device)
         middle = ((edges[:, :1] + width / 2) + width * numbers)[:, None, None, :]
@@ -281,7 +273,9 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
         clipped = (level < 0) | (level > steps)
         error = level.clamp_(0, steps).add_(offset).mul_(delta).sub_(middle)
         error = error.abs_().pow_(2.0).mul_(counts[:, None, None, :])
-        return torch.where(clipped, error * self.gamma, error).sum(-1)
+        noise = torch.where(clipped, error * self.gamma, error).sum(-1)
+        least = noise.flatten(1).min(dim=1).indices[:, None]
+        return deltas.flatten(1).gather(1, least), offsets.flatten(1).gather(1, least)
 
 
 @checked_methods("__init__")

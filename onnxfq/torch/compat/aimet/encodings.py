@@ -52,9 +52,8 @@ class EncodingBase(ABC):
     def change(self, function: Callable[[Tensor], Tensor]) -> Any:
         """Return a copy with `function` of each tensor in it, such as `torch.clone`."""
         made = copy.copy(self)
-        vars(made).update(
-            {name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        )
+        held = vars(made)
+        held |= {name: function(value) for name, value in held.items() if isinstance(value, Tensor)}
         return made
 
     def to(self, *args: Any, **keywords: Any) -> Any:
@@ -134,9 +133,8 @@ class AffineEncoding(IntegerGrid, EncodingBase):
     def quantize_dequantize(self, input: Tensor) -> Tensor:
         """Return the values nearest to a tensor, of its type."""
         scale, offset = self.scale.to(input.dtype), self.offset.to(input.dtype)
-        return quantize_dequantize(
-            input, scale, offset, self.qmin, self.qmax, self.block_size, self.zero_point_shift
-        )
+        others = self.qmin, self.qmax, self.block_size, self.zero_point_shift
+        return quantize_dequantize(input, scale, offset, *others)
 
     def with_scale(self, scale: Tensor, mirrored: bool) -> AffineEncoding | None:
         """Return the encoding with another scale, of values times -1 if `mirrored`.

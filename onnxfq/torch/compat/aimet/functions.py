@@ -32,11 +32,9 @@ from onnxfq.torch.compat.aimet.grid import check_shift, form, read_call
 from onnxfq.torch.rounding import RoundingRule, Saved
 
 _OTHERS = {"block_size": None, "zero_point_shift": None}
-_FORMS = (
-    form("qmin", "qmax", **_OTHERS),
-    form("bitwidth", signed=False, **_OTHERS),
-    form("num_steps", signed=False, **_OTHERS),
-)
+_WIDTHS = (form(name, signed=False, **_OTHERS) for name in ("bitwidth", "num_steps"))
+_FORMS = (form("qmin", "qmax", **_OTHERS), *_WIDTHS)
+Blocks = Sequence[int] | None
 _PRECISION = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 
 
@@ -97,9 +95,7 @@ def interleaved(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for pair in zip(first, second, strict=True) for n in pair)
 
 
-def split_blocks(
-    x: Tensor, shape: Sequence[int], block_size: Sequence[int] | None
-) -> tuple[Tensor, tuple[int, ...]]:
+def split_blocks(x: Tensor, shape: Sequence[int], block_size: Blocks) -> tuple[Tensor, tuple[int, ...]]:
     """Return x and `shape` so that the shape broadcasts to x. Raises SpecError if they do not fit."""
     if not torch.compiler.is_compiling():
         check_shapes(x.shape, shape, block_size)
@@ -115,7 +111,7 @@ def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
     return len(shape) <= len(target) and all(n in (1, m) for n, m in pairs)
 
 
-def check_shapes(tensor: Sequence[int], scale: Sequence[int], block_size: Sequence[int] | None) -> None:
+def check_shapes(tensor: Sequence[int], scale: Sequence[int], block_size: Blocks) -> None:
     """Raise SpecError unless scales broadcast to the tensor, or blocks of `block_size` make it up.
 
     Args:
@@ -137,19 +133,17 @@ def check_shapes(tensor: Sequence[int], scale: Sequence[int], block_size: Sequen
                 raise SpecError(f"{parts} blocks of {size} do not make up {n} of {shape}; give others")
 
 
-def _by_blocks(
-    function: Callable[..., Tensor], work: torch.dtype, block_size: Sequence[int] | None, *tensors: Tensor
-) -> Tensor:
-    """Return the function of a tensor, and of scale and offset of type `work`, in shapes that broadcast.
+def _by_blocks(rule: Callable[..., Tensor], work: torch.dtype, blocks: Blocks, *tensors: Tensor) -> Tensor:
+    """Return what `rule` makes of a tensor, and of scale and offset of type `work`, in broadcasting shapes.
 
     It has the type and shape of the tensor.
     """
     tensor, scale, offset = tensors
     scale, offset = scale.to(work), offset.to(work)
-    seen, param = split_blocks(tensor, scale.shape, block_size)
-    if not block_size:
-        return function(tensor, scale, offset).to(tensor.dtype)
-    return function(seen, scale.view(param), offset.view(param)).to(tensor.dtype).view(tensor.shape)
+    seen, param = split_blocks(tensor, scale.shape, blocks)
+    if not blocks:
+        return rule(tensor, scale, offset).to(tensor.dtype)
+    return rule(seen, scale.view(param), offset.view(param)).to(tensor.dtype).view(tensor.shape)
 
 
 def _is_exact(dtype: torch.dtype, value: int) -> bool:
@@ -179,18 +173,17 @@ def _by_torch(x: Tensor, scale: Tensor, offset: Tensor, qmin: int, qmax: int) ->
     """
     if max(-qmin, qmax) >> 63:  # torch takes 64-bit limits
         return None
-    zero_point = -offset.to(torch.int32)
+    scales, zeros = scale.float().flatten(), -offset.to(torch.int32).flatten()
+    axes = [axis - scale.ndim for axis, n in enumerate(scale.shape) if n != 1]
     try:
-        if scale.numel() == offset.numel() == 1:
-            scales, zeros = scale.float().reshape(()), zero_point.reshape(())
-            return torch.fake_quantize_per_tensor_affine(x, scales, zeros, qmin, qmax).to(x.dtype)
-        axes = [axis - scale.ndim for axis, n in enumerate(scale.shape) if n != 1]
-        if len(axes) != 1 or scale.shape != offset.shape:
-            return None
-        scales, zeros, axis = scale.float().flatten(), zero_point.flatten(), x.ndim + axes[0]
-        return torch.fake_quantize_per_channel_affine(x, scales, zeros, axis, qmin, qmax).to(x.dtype)
+        if len(scales) == len(zeros) == 1:
+            return torch.fake_quantize_per_tensor_affine(x, scales[0], zeros[0], qmin, qmax).to(x.dtype)
+        if len(axes) == 1 and scale.shape == offset.shape:
+            axis = x.ndim + axes[0]
+            return torch.fake_quantize_per_channel_affine(x, scales, zeros, axis, qmin, qmax).to(x.dtype)
     except RuntimeError:
         return None
+    return None
 
 
 @dataclass(frozen=True)

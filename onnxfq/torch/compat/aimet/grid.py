@@ -62,10 +62,9 @@ def read_call(
         low, high = given.pop("qmin"), given.pop("qmax")
     else:
         signed = bool(given.pop("signed") if "signed" in given else given["symmetric"])
-        steps = given.pop("num_steps", None)
-        low, high = limits_of(
-            (1 << whole_bits(given.pop("bitwidth"))) - 1 if steps is None else steps, signed
-        )
+        counted = "num_steps" in given
+        steps = given.pop("num_steps") if counted else (1 << whole_bits(given.pop("bitwidth"))) - 1
+        low, high = limits_of(steps, signed)
     check_limits(owner, low, high, least_steps)
     return low, high, given
 

@@ -191,9 +191,7 @@ def _declare(name: str, body: dict[str, Any]) -> None:
 
 
 for _name, _layer in list(vars(nn).items()):
-    if _name in _TWO_INPUTS:
-        _declare(_name, {"__quant_init__": _two_inputs})
-    elif isinstance(_layer, type) and issubclass(_layer, nn.Module):
-        _home = _layer.__module__.rpartition(".")[2]
-        if not (_home in _FLOAT or "Lazy" in _name or _layer is nn.MultiheadAttention):
-            _declare(_name, {})
+    if isinstance(_layer, type) and issubclass(_layer, nn.Module):
+        _left = _layer.__module__.rpartition(".")[2] in _FLOAT or "Lazy" in _name or "Multihead" in _name
+        if _name in _TWO_INPUTS or not _left:
+            _declare(_name, {"__quant_init__": _two_inputs} if _name in _TWO_INPUTS else {})

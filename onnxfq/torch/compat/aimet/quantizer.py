@@ -67,19 +67,15 @@ class QuantizerBase(Unscripted, nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. Raises SpecError for one that a quantizer lacks, and that would do nothing."""
         kind = getattr(type(self), name, None)
+        # Replicas of DataParallel hold parameters as attributes.
+        free = name.startswith("_") or kind is not None or name in self.__dict__.get("_overwrites", ())
         if isinstance(kind, property) and kind.fset is None:
             raise SpecError(f"{name} of {type(self).__name__} is read only; make a new quantizer")
         if name in self.__dict__.get("_parameters", ()):
             value = self._as_parameter(name, value)
         elif name == "encoding_analyzer" and value is not None:
             self._check_analyzer(value)
-        elif (
-            self.__dict__.get("_sealed")
-            and not name.startswith("_")
-            and name not in self._overwrites  # replicas of DataParallel hold parameters as attributes
-            and kind is None
-            and not hasattr(self, name)
-        ):
+        elif self.__dict__.get("_sealed") and not free and not hasattr(self, name):
             raise SpecError(f"{type(self).__name__} has no setting {name!r}{nearest(name, dir(self))}")
         super().__setattr__(name, value)
 
@@ -107,9 +103,8 @@ class QuantizerBase(Unscripted, nn.Module):
             return True
         first, version = self._fresh[name]
         param: Any = self._parameters.get(name)
-        if param is None:  # a replica of DataParallel
-            return False
-        if param is first() and _version(param) == version:
+        # A replica of DataParallel has no parameter of the name.
+        if param is None or (param is first() and _version(param) == version):
             return False
         del self._fresh[name]
         return True
@@ -147,12 +142,10 @@ class QuantizerBase(Unscripted, nn.Module):
 
     def _gathered(self, x: Tensor) -> EncodingBase:
         """Add x to the statistics, and return the encoding of its own range."""
-        steps, symmetric = self._analyzed
         with torch.no_grad():
             stats = self.encoding_analyzer.update_stats(x)
-            return self._range_of(
-                *self.encoding_analyzer.compute_encodings_from_stats(stats, steps, symmetric)
-            )
+            ends = self.encoding_analyzer.compute_encodings_from_stats(stats, *self._analyzed)
+            return self._range_of(*ends)
 
     @contextlib.contextmanager
     def compute_encodings(self, *, passthrough: bool = False) -> Iterator[None]:

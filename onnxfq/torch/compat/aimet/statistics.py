@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import DataError, SpecError
-from onnxfq.torch.compat.aimet.functions import split_blocks
+from onnxfq.torch.compat.aimet.functions import Blocks, split_blocks
+
+Shape = int | Sequence[int]
 
 
 @dataclass
@@ -55,7 +57,7 @@ class _Observer:
 
     stats: Any
 
-    def __init__(self, shape: int | Sequence[int], block_size: Sequence[int] | None = None) -> None:
+    def __init__(self, shape: Shape, block_size: Blocks = None) -> None:
         """Start without data."""
         self.shape, self.block_size = as_shape(shape), block_size
         self.reset_stats()
@@ -93,7 +95,7 @@ class EndsObserver(_Observer):
         self.stats = EndsSeen(low, high)
 
 
-def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+def as_shape(shape: Shape) -> tuple[int, ...]:
     """Return a shape as a tuple; a number is a shape of one axis."""
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
@@ -107,11 +109,7 @@ class BinsObserver(_Observer):
     """
 
     def __init__(
-        self,
-        shape: int | Sequence[int],
-        num_bins: int,
-        growth_limit: float | None = None,
-        block_size: Sequence[int] | None = None,
+        self, shape: Shape, num_bins: int, growth_limit: float | None = None, block_size: Blocks = None
     ) -> None:
         """Start without data. Raises SpecError for less than one bin, or a limit below 1."""
         if not isinstance(num_bins, int) or num_bins < 1:
@@ -158,11 +156,9 @@ class BinsObserver(_Observer):
         with torch.no_grad():
             if self.stats[0].histogram is None:
                 self.stats = stats
-                reach = [(one.bin_edges[-1] - one.bin_edges[0]) * self.growth_limit / 2 for one in stats]
-                self._limits = [
-                    (one.bin_edges[0] - far, one.bin_edges[-1] + far)
-                    for one, far in zip(stats, reach, strict=True)
-                ]
+                ends = [(one.bin_edges[0], one.bin_edges[-1]) for one in stats]
+                reach = [(high - low) * self.growth_limit / 2 for low, high in ends]
+                self._limits = [(e[0] - far, e[1] + far) for e, far in zip(ends, reach, strict=True)]
                 return
             parts = zip(self.stats, stats, self._rows(x), self._limits, strict=True)
             self.stats = [self._merge(*part) for part in parts]

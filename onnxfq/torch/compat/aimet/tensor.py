@@ -145,10 +145,9 @@ def _scale(func: Any, args: Any, kwargs: Any, made: Any) -> Any:
     if func not in _TIMES | _OVER or len(args) != 2 or kwargs:
         return made
     values, number = args if isinstance(args[0], Tensor) or func in _OVER else args[::-1]
-    encoding = getattr(values, "encoding", None)
-    if not isinstance(values, DequantizedTensor) or not isinstance(encoding, AffineEncoding):
-        return made
-    if isinstance(number, Tensor) or not number:
+    encoding: Any = getattr(values, "encoding", None)
+    known = isinstance(values, DequantizedTensor) and isinstance(encoding, AffineEncoding)
+    if not known or isinstance(number, Tensor) or not number:
         return made
     scale = encoding.scale * abs(number) if func in _TIMES else encoding.scale / abs(number)
     scaled = encoding.with_scale(scale, number < 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onnxfq.calibration.calibrators.entropy import divergences
 from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
 from onnxfq.torch.arguments import checked, checked_methods
-from onnxfq.torch.compat.nvidia.amax import Axes, amax_by_index, axes_of, reduce_amax
+from onnxfq.torch.compat.nvidia.amax import Axes, amax_by_index, reduce_amax
 from onnxfq.torch.compat.nvidia.tensor_quant import fake_tensor_quant, scaled_e4m3
 
 
@@ -111,8 +111,8 @@ class HistogramCalibrator(_Calibrator):
 
     def reset(self) -> None:
         """Forget all tensors."""
-        self._calib_hist: Tensor | None = None
-        self._calib_bin_edges: Tensor | None = None
+        self._calib_hist: Any = None  # Tensors of counts and edges
+        self._calib_bin_edges: Any = None
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def collect(self, x: Tensor) -> None:
@@ -120,14 +120,13 @@ class HistogramCalibrator(_Calibrator):
 
         Raises StatisticsError for NaN and infinity.
         """
-        axes_of(x, None)
         x = x.detach().abs().float()
         x = x[x != 0] if self._skip_zeros else x
         top = float(x.max()) if x.numel() else 0.0
         if not math.isfinite(top):
             raise StatisticsError("a calibrator saw NaN or infinity; remove the samples that cause them")
         hist, edges = self._calib_hist, self._calib_bin_edges
-        if hist is None or edges is None:
+        if hist is None:
             if top:  # zeros alone give bins no width
                 self._calib_hist = torch.histc(x, self._num_bins, 0, top)
                 self._calib_bin_edges = torch.linspace(0, top, self._num_bins + 1, device=x.device)
@@ -159,15 +158,13 @@ class HistogramCalibrator(_Calibrator):
             raise ArgumentError(f"method must be {', '.join(SEARCHES)}, got {method!r}{known}")
         if not (isinstance(percentile, (int, float)) and 0 <= percentile <= 100):
             raise SpecError(f"percentile must be in the range 0 to 100, got {percentile!r}; 99.99 is usual")
-        if self._calib_hist is None or self._calib_bin_edges is None:
+        if self._calib_hist is None:
             return None
         bins = len(self._calib_hist)
         if method != "percentile" and (stride < 1 or not 1 <= start_bin < bins):
             raise SpecError(f"stride {stride} must be at least 1, start_bin {start_bin} from 1 to {bins - 1}")
-        seen = _Seen(self._calib_hist, self._calib_bin_edges, self._num_bits, self._unsigned)
-        if method == "percentile":
-            return _percentile(seen, percentile)
-        return SEARCHES[method](seen, range(start_bin, bins + 1, stride))
+        wanted = percentile if method == "percentile" else range(start_bin, bins + 1, stride)
+        return SEARCHES[method](self._calib_hist, self._calib_bin_edges, wanted, self)
 
     def __repr__(self) -> str:
         """Return the class with its settings and its bins."""
@@ -176,31 +173,23 @@ class HistogramCalibrator(_Calibrator):
         return f"HistogramCalibrator(num_bits={self._num_bits}, unsigned={self._unsigned}, bins={bins})"
 
 
-class _Seen(NamedTuple):
-    """Counted magnitudes, and the grid that a search rounds to."""
-
-    hist: Tensor
-    edges: Tensor
-    bits: Any
-    unsigned: bool
-
-
 _AT_ONCE = 256
 """Candidates that are tried in one tensor: some megabytes."""
 
 
-def _entropy(seen: _Seen, ends: range) -> Tensor:
-    if not isinstance(seen.bits, int):
-        raise SpecError(f"entropy needs an integer grid, got num_bits {seen.bits}; use mse or percentile")
-    counts = seen.hist.double().cpu().numpy().copy()
+def _entropy(hist: Tensor, edges: Tensor, ends: range, grid: _Calibrator) -> Tensor:
+    bits = grid._num_bits
+    if not isinstance(bits, int):
+        raise SpecError(f"entropy needs an integer grid, got num_bits {bits}; use mse or percentile")
+    counts = hist.double().cpu().numpy().copy()
     counts[0] = counts[1]  # zeros are exact in any grid
     tried = np.array(ends)[::-1]  # the widest of equal ones
-    found = divergences(counts, np.zeros_like(tried), tried, 1 << (seen.bits - (not seen.unsigned)))
-    return seen.edges[tried[int(np.argmin(found))]].clone()
+    found = divergences(counts, np.zeros_like(tried), tried, 1 << (bits - (not grid._unsigned)))
+    return edges[tried[int(np.argmin(found))]].clone()
 
 
-def _mse(seen: _Seen, ends: range) -> Tensor:
-    hist, edges, bits, unsigned = seen
+def _mse(hist: Tensor, edges: Tensor, ends: range, grid: _Calibrator) -> Tensor:
+    bits, unsigned = grid._num_bits, grid._unsigned
     centres = (edges[1:] + edges[:-1]) / 2
     tried = centres[ends.start :: ends.step]
     errors = []
@@ -211,10 +200,10 @@ def _mse(seen: _Seen, ends: range) -> Tensor:
     return tried[torch.cat(errors).argmin()].clone()
 
 
-def _percentile(seen: _Seen, percentile: float) -> Tensor:
-    counts = seen.hist.double().cpu().numpy()
+def _percentile(hist: Tensor, edges: Tensor, percentile: float, _: _Calibrator) -> Tensor:
+    counts = hist.double().cpu().numpy()
     below = np.cumsum(counts / counts.sum())
-    return seen.edges[int(np.searchsorted(below, percentile / 100))].clone()
+    return edges[int(np.searchsorted(below, percentile / 100))].clone()
 
 
 SEARCHES: dict[str, Callable[..., Tensor]] = {"entropy": _entropy, "mse": _mse, "percentile": _percentile}

@@ -98,10 +98,9 @@ class QuantDescriptor:
 
         `QuantDescriptor(**made.dict())` equals `made`.
         """
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        always = ("num_bits", "name")
-        kept = {k: v for k, v in values.items() if k in always or k == "amax" or v != defaults[k]}
+        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
+        always = ("num_bits", "name", "amax")
+        kept = {one.name: v for one, v in values.items() if one.name in always or v != one.default}
         amax = kept.pop("amax")
         return kept if amax is None else kept | {"amax": amax.tolist()}
 

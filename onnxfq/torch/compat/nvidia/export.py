@@ -54,9 +54,8 @@ def quantize_for_export(
         return fake_quantize(x, scale, qtype=qtype, axis=axis)
     if floats and torch.jit.is_tracing():
         raise SpecError("torch.onnx.export has no float8 with dynamo=False; leave that out")
-    zero = torch.zeros_like(
-        scale, dtype=torch.float8_e4m3fn if floats else torch.uint8 if unsigned else torch.int8
-    )
+    kind = torch.float8_e4m3fn if floats else torch.uint8 if unsigned else torch.int8
+    zero = torch.zeros_like(scale, dtype=kind)
     given = {"axis": axis} if axes else {}
     integers = graph_node("QuantizeLinear", (x.float(), scale, zero), given, zero.dtype)
     return graph_node("DequantizeLinear", (integers, scale, zero), given, torch.float32).to(x.dtype)

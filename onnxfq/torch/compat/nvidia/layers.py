@@ -85,18 +85,20 @@ class QuantMixin(_InputQuantizer):
     weight_quantizer = property(lambda self: self._weight_quantizer, doc="The quantizer of the weight.")
 
 
+_DESCRIPTORS = ("quant_desc_input", "quant_desc_weight")
+
+
 def pop_quant_desc_in_kwargs(quant_cls: Any, input_only: bool = False, **kwargs: Any) -> Any:
     """Return the descriptors in `kwargs`, or the defaults of `quant_cls`: of input and weight, or of input.
 
     Raises ArgumentError for other keywords.
     """
-    found = [kwargs.pop("quant_desc_input", quant_cls.default_quant_desc_input)]
-    if not input_only:
-        found.append(kwargs.pop("quant_desc_weight", quant_cls.default_quant_desc_weight))
+    names = _DESCRIPTORS[: 1 if input_only else 2]
+    found = tuple(kwargs.pop(name, getattr(quant_cls, f"default_{name}")) for name in names)
     if kwargs:
-        known = "quant_desc_input" if input_only else "quant_desc_input and quant_desc_weight"
+        known = " and ".join(names)
         raise ArgumentError(f"Unused keys: {', '.join(kwargs)}; {quant_cls.__name__} takes {known}")
-    return found[0] if input_only else tuple(found)
+    return found[0] if input_only else found
 
 
 def _descriptor(value: Any) -> QuantDescriptor:
@@ -112,7 +114,9 @@ def _for_layer(value: Any) -> QuantDescriptor:
     return desc
 
 
-def make_float(layer: Any, args: Any, keywords: dict[str, Any], descriptors: tuple[str, ...]) -> list[Any]:
+def make_float(
+    layer: Any, args: Any, keywords: dict[str, Any], descriptors: tuple[str, ...] = _DESCRIPTORS
+) -> list[Any]:
     """Run the constructor of a layer's float class, and return the layer's descriptors, given or default.
 
     Raises ArgumentError for keywords that neither takes.
@@ -133,7 +137,7 @@ class _QuantInputLayer(QuantInputMixin):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         """Take the arguments of the float layer, and `quant_desc_input`."""
-        self.init_quantizer(*make_float(self, args, keywords, ("quant_desc_input",)))
+        self.init_quantizer(*make_float(self, args, keywords, _DESCRIPTORS[:1]))
 
     def forward(self, input: Tensor) -> Any:
         """Quantize the input and run the float layer."""
@@ -149,8 +153,7 @@ class QuantLayer(QuantMixin):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         """Take the arguments of the float layer, `quant_desc_input` and `quant_desc_weight`."""
-        names = ("quant_desc_input", "quant_desc_weight")
-        self.init_quantizer(*make_float(self, args, keywords, names))
+        self.init_quantizer(*make_float(self, args, keywords))
 
     def _quant(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """Return the quantized input and the quantized weight."""

@@ -66,7 +66,7 @@ class QuantLSTM(QuantMixin, nn.LSTM):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         """Take the arguments of the float layer, `quant_desc_input` and `quant_desc_weight`."""
-        found = make_float(self, args, keywords, ("quant_desc_input", "quant_desc_weight"))
+        found = make_float(self, args, keywords)
         if self.proj_size:
             raise SpecError(f"proj_size is not supported in QuantLSTM, got {self.proj_size}; leave it out")
         self.init_quantizer(found[0], found[1], self.num_layers * (1 + self.bidirectional))
@@ -78,18 +78,16 @@ class QuantLSTM(QuantMixin, nn.LSTM):
             hx = None if hx is None else self.permute_hidden(hx, order)
             y, state = self._run(data, sizes.tolist(), hx)
             return PackedSequence(y, sizes, order, back), self.permute_hidden(state, back)
-        batched = input.ndim == 3
-        x = input if batched else input.unsqueeze(int(not self.batch_first))
-        x = x.transpose(0, 1) if self.batch_first else x
-        if hx is not None and not batched:
-            hx = hx[0].unsqueeze(1), hx[1].unsqueeze(1)
+        if input.ndim == 2:  # one sequence
+            axis = int(not self.batch_first)
+            start = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
+            y, state = self.forward(input.unsqueeze(axis), start)
+            return y.squeeze(axis), (state[0].squeeze(1), state[1].squeeze(1))
+        x = input.transpose(0, 1) if self.batch_first else input
         steps, batch = x.shape[:2]
         y, state = self._run(x.reshape(steps * batch, -1), [batch] * steps, hx)
         y = y.reshape(steps, batch, -1)
-        y = y.transpose(0, 1) if self.batch_first else y
-        if batched:
-            return y, state
-        return y.squeeze(int(not self.batch_first)), (state[0].squeeze(1), state[1].squeeze(1))
+        return y.transpose(0, 1) if self.batch_first else y, state
 
     def _run(self, x: Tensor, sizes: list[int], hx: State | None) -> tuple[Tensor, State]:
         """Return (output, state) of steps that lie behind each other in x, the first of the full batch."""

@@ -13,11 +13,8 @@ from onnxfq.torch.arguments import check_functions
 from onnxfq.torch.compat.nvidia import layers, lstm
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
 
-_REPLACED = (
-    *(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3)),
-    *(f"{kind}Pool{d}d" for kind in ("Avg", "AdaptiveAvg") for d in (1, 2, 3)),
-    *("Linear", "LSTM", "LSTMCell"),
-)
+_KINDS = ("Conv", "ConvTranspose", "AvgPool", "AdaptiveAvgPool")
+_REPLACED = (*(f"{kind}{d}d" for kind in _KINDS for d in (1, 2, 3)), "Linear", "LSTM", "LSTMCell")
 Custom = Sequence[tuple[Any, str, type]]
 
 
@@ -29,12 +26,8 @@ class QuantEntry(NamedTuple):
     replace_mod: type
 
 
-def _quantized(name: str) -> type:
-    made: type = getattr(lstm if "LSTM" in name else layers, f"Quant{name}")
-    return made
-
-
-_DEFAULT_QUANT_MAP = [QuantEntry(nn, name, _quantized(name)) for name in _REPLACED]
+_MADE = {**layers.LAYERS, **vars(lstm)}
+_DEFAULT_QUANT_MAP = [QuantEntry(nn, name, _MADE[f"Quant{name}"]) for name in _REPLACED]
 """The layers with a quantized class; users read it, and add to it."""
 
 

@@ -281,13 +281,9 @@ class TensorQuantizer(Unscripted, torch.nn.Module):
         words += ["per-tensor" if self._axis is None else f"axis={self._axis}", f"amax={self._short_amax()}"]
         words += [f"*{self._scale_amax}"] if self._scale_amax else []
         words += [f"calibrator={type(self._calibrator).__name__}"]
-        switches = {
-            "pre_quant_scale": self.pre_quant_scale is not None,
-            "learned": self._learn_amax,
-            "quant": self._if_quant,
-            "clip": self._if_clip,
-            "calib": self._if_calib,
-        }
+        words += ["pre_quant_scale"] if self.pre_quant_scale is not None else []
+        switches = {"learned": self._learn_amax, "quant": self._if_quant, "clip": self._if_clip}
+        switches["calib"] = self._if_calib
         return " ".join([*words, *(word for word, on in switches.items() if on)])
 
     def _short_amax(self, fmt: str = ".4f") -> str:
@@ -298,10 +294,8 @@ class TensorQuantizer(Unscripted, torch.nn.Module):
             return f"{amax.item():{fmt}}"
         return f"[{amax.min().item():{fmt}}, {amax.max().item():{fmt}}]({amax.numel()})"
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
-        missing: list[str], unexpected: list[str], errors: list[str],
-    ) -> None:  # fmt: skip
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        _, strict, _, _, errors = args
         for name in _BUFFERS:
             given, held = state_dict.get(prefix + name), getattr(self, name, None)
             if given is None and held is not None and strict:
@@ -312,7 +306,7 @@ class TensorQuantizer(Unscripted, torch.nn.Module):
                 errors.append(f"{prefix}{name} {why} save it again")
             elif given is not None and held is None:
                 self.register_buffer(name, torch.empty_like(given))
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 fx.wrap("_run")
