@@ -251,7 +251,7 @@ def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _turns_keys(place: CallPlace) -> bool:
-    """Tell whether an attention turns its keys there: an export does not know the sizes, and joins nothing."""
+    """Tell whether an attention turns its keys there: the float export knows no sizes, and joins nothing."""
     outer = None if place.call is None else place.call.outer
     if outer is None or WRITTEN_OUT[outer.function] is not attend:
         return False
