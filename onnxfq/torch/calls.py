@@ -320,7 +320,9 @@ def attend(
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     masked = scores if attn_mask is None else scores + additive(attn_mask, scores)
-    weights = _soften(masked, None if is_causal else attn_mask)  # each row sees its first key then
+    # Each row sees its first key, unless a mask was planned for such a call.
+    is_open = is_causal and not _running()[-1].has_step("isnan")
+    weights = _soften(masked, None if is_open else attn_mask)
     return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)
 
 

@@ -219,7 +219,7 @@ class CallNames:
         if node is None or use.input >= len(node.input):
             return None
         ends = output_names(self.prepared.proto)
-        if node.op_type == "Cast" and node.output[0] in ends:  # it gives a result its type
+        if node.op_type in ("Cast", "Identity") and node.output[0] in ends:  # for its type, or another result
             return self.find(Use("", ends.index(node.output[0])))
         name = node.input[use.input]
         rewritten = (place for reader, place in self._places_of(name) if reader not in self._nodes)

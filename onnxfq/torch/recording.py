@@ -252,10 +252,10 @@ def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 def _turns_keys(place: CallPlace) -> bool:
     """Tell whether an attention turns its keys there: the float export knows no sizes, and joins nothing."""
-    outer = None if place.call is None else place.call.outer
-    if outer is None or WRITTEN_OUT[outer.function] is not attend:
+    call = place.call
+    if call is None or call.outer is None or WRITTEN_OUT[call.outer.function] is not attend:
         return False
-    return name_of(place.call.function) == "reshape" and place.call.number == 0
+    return name_of(call.function) == "reshape" and call.number == 0
 
 
 def _may_fold(node: Any) -> bool | None:
@@ -416,9 +416,9 @@ def _take_out_marks(proto: Any, record: CallRecord) -> _Edges:
     nodes = []
     for node in kept:
         if any(map(_turns_keys, edges.ends.get((node.output[0], 0), ("", ()))[1])):
-            read = f"{_MARK}_{node.output[0]}"
-            nodes.append(make_node(_MARK, node.input[:1], [read], domain=_DOMAIN))
-            node.input[0] = read
+            held = f"{_MARK}_{node.output[0]}"
+            nodes.append(make_node(_MARK, node.input[:1], [held], domain=_DOMAIN))
+            node.input[0] = held
         nodes.append(node)
     replace_nodes(proto.graph, nodes)
     for value in [value for value in proto.graph.value_info if value.name in marks]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.names import Use
-from onnxfq.graph.ops import DATA_MOVEMENT
+from onnxfq.graph.ops import DATA_MOVEMENT, MOVES
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.operators import place_biases, place_operands, uses_of
 from onnxfq.placement.target_policy import TargetPolicy
@@ -44,21 +44,28 @@ def with_target_form(lifted: Lifted, target: str) -> Lifted:
 def _place_moved(lifted: Lifted, policy: TargetPolicy, known: dict[str, Encoding]) -> Iterator[Placement]:
     """Yield each result that an operator moves inside of a call, where no quantizer can stand; encode it."""
     placed = {use: one for one in lifted.plan.activations for use in one.uses}
+    results = {one.tensor: one for one in lifted.plan.activations}
     graph = lifted.model.graph()
-    for node in graph.nodes:
+    for node in (*reversed(graph.nodes), *graph.nodes):
         given, slots = placed.get(Use(node.name, 0)), policy.operators.get(node.op)
         if slots is None or not slots.outputs or node.op not in _MOVED:
             continue
         if given is None:
-            results = {one.name for one in node.outputs}
-            given = next((one for one in lifted.plan.activations if one.tensor in results), None)
-            table = node.inputs[0].name
-            if given is not None and table in lifted.model.constants and table not in known:
-                # A table of words, of which the result has some rows.
-                known[table] = known[given.tensor].model_copy(update={"tensor": table})
-                yield given.model_copy(
-                    update={"tensor": table, "uses": (Use(node.name, 0),), "role": "weight"}
-                )
+            given = next((results[one.name] for one in node.outputs if one.name in results), None)
+            read = node.inputs[0]
+            is_table = read.name in lifted.model.constants  # of words, of which the result has some rows
+            if (
+                given is not None
+                and read.name not in known
+                and (is_table or node.op in MOVES and read.inputs)
+            ):
+                known[read.name] = known[given.tensor].model_copy(update={"tensor": read.name})
+                uses = (Use(node.name, 0),) if is_table else tuple(uses_of(read, graph.outputs))
+                role = "weight" if is_table else given.role
+                one = given.model_copy(update={"tensor": read.name, "uses": uses, "role": role})
+                placed |= dict.fromkeys(uses, one)
+                results |= {} if is_table else {read.name: one}
+                yield one
             continue
         for made in node.outputs if given.spec.granularity == PER_TENSOR else ():
             uses = tuple(uses_of(made, graph.outputs))

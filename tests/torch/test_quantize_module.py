@@ -153,6 +153,17 @@ def test_recurrent_weights(kind, layers):
     assert layer(x.double())[0].dtype == torch.float64
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's exporter warns of itself
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_what_recurrent_layers_read_and_return_has_pairs(kind):
+    """QNN's pairs are those of the ONNX road beside a layer that stays in float, its first state too."""
+    layer = kind(6, 5, batch_first=True)
+    parts = {"first": nn.Linear(4, 6), "layer": layer, "last": nn.Linear(5, 3)}
+    model = made_of(lambda self, x: self.last(self.layer(self.first(x))[0]), **parts)
+    kinds = paired(model, torch.randn(2, 3, 4), "qnn-int8")
+    assert kinds[kind.__name__] == 1 and "layer.input_quantizer" in quantizers(model)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -325,6 +336,20 @@ def test_outputs_by_name_are_quantized():
     model, x = made_of(named, first=nn.Linear(4, 4), rest=nn.Linear(4, 4)), torch.randn(2, 4)
     assert paired(model, x, "qnn-int8")["QuantizeLinear"] == 3
     assert model(x).keys() == {"first", "rest"} and type(model(x)["rest"]) is list
+
+
+def test_one_tensor_as_two_outputs_is_quantized():
+    """An export names it twice, and what else reads it has its quantizer."""
+
+    def forward(self, x):
+        y = self.first(x).relu()
+        return y, self.rest(y), y
+
+    model, x = made_of(forward, first=nn.Linear(4, 4), rest=nn.Linear(4, 4)), torch.randn(2, 4)
+    assert not prepared(model, x, "qnn-int8").skipped
+    first, _, again = model(x)
+    steps = first / quantizers(model)["rest.input_quantizer"].scale
+    assert torch.equal(first, again) and torch.allclose(steps, steps.round(), atol=1e-3)
 
 
 @pytest.mark.parametrize("weights", [True, False])
