@@ -362,7 +362,8 @@ def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 def _open(function: Any) -> Function:
     """Return a function of torch whose own calls reach a mode: it does not hand itself over as a whole."""
-    names = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    asked = ("has_torch_function", "has_torch_function_variadic")
+    names = function.__globals__ | dict.fromkeys(asked, lambda *tensors: False)
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
 
@@ -421,6 +422,7 @@ _STEPS: dict[Function, tuple[Function, ...]] = {
     turn: (torch.roll, Tensor.roll, _aten.roll.default),
     invert_root: (torch.rsqrt, Tensor.rsqrt, _aten.rsqrt.default),
     gate: (F.silu, _aten.silu.default),
+    _open(F.normalize): (F.normalize,),
 }
 WRITTEN_OUT = {function: steps for steps, functions in _STEPS.items() for function in functions}
 """Steps of the functions that the export writes in several nodes."""

@@ -118,7 +118,7 @@ def plan_module(
     usual = None if recipe.activations is None else recipe.activations.calibrator
     formats = {p.tensor: p.spec for p in by_layers.placements}
     made = (q for p in plan.placements for q in _make(p, names, formats, usual))
-    # What a recurrent layer reads is only moved there: it comes from a layer that is quantized.
+    # An export writes these as one node each, and they read a result of a layer that is quantized.
     own = {path for path in alone if not isinstance(module.get_submodule(path), (nn.LSTM, nn.GRU))}
     kept = [q for q in made if not any(holder.path in own for holder in q.holders)]
     groups = _join((*plan.bridges, *copies), kept)

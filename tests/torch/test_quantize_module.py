@@ -971,7 +971,7 @@ def shift_windows(self, x):
     y = torch.roll(x, (-1, 1), (1, 2)).view(-1, 2, 2, 4, 8).view(-1, 16, 8)
     y = self.proj(y).view(-1, 16, 8) + self.table[self.places][:, :8]
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1)
-    return torch.stack([F.silu(y.sin()), y.roll(3, 1)], 1) * 2
+    return torch.stack([F.silu(F.normalize(y.sin(), dim=-1)), y.roll(3, 1)], 1) * 2
 
 
 def make_windows():
