@@ -147,13 +147,12 @@ class Calls(TorchFunctionMode):
             None leaves it whole.
         change: returns what a call reads in place of a tensor, from the position of the tensor too.
         plans: whether a plan is being made.
-        adds_mask: whether the steps of an attention have a place in the sum with its mask.
     """
 
     counts_calls: Callable[[Function], bool]
     inside: Callable[[Call, Any], Calls | None]
     change: Callable[[Call, int, Tensor], Tensor]
-    plans = adds_mask = False
+    plans = False
 
     def __init__(self, outer: Call | None = None) -> None:
         super().__init__()
@@ -218,6 +217,10 @@ class Calls(TorchFunctionMode):
         """Return the number in a run of a call that has this number here."""
         return number
 
+    def has_step(self, name: str) -> bool:
+        """Tell whether the plan has a place in a call of this name among these."""
+        return False
+
 
 def _call(function: Function, args: Any, kwargs: Any) -> Any:
     """Return the result of a function; methods of tensors refuse a proxy in the first place."""
@@ -240,7 +243,6 @@ class QuantizedCalls(Calls):
         super().__init__(outer)
         self.owner = owner
         self.table: Table = owner.__dict__[TABLE]
-        self.adds_mask = any(around == outer and name_of(f) == "add" for around, f in self.table)
 
     def counts_calls(self, function: Function) -> bool:
         """Tell whether the plan has a place among the calls of `function`."""
@@ -250,6 +252,10 @@ class QuantizedCalls(Calls):
         """Return the number in a run also where an export makes other calls."""
         branch = self.table[self.outer, function].exported
         return number if branch is None else branch.number(number)
+
+    def has_step(self, name: str) -> bool:
+        """Tell whether the plan has a place in a call of this name among these."""
+        return any(around == self.outer and name_of(function) == name for around, function in self.table)
 
     def inside(self, call: Call, args: Any) -> Calls | None:
         """Return the block for the steps if one of them has a place."""
@@ -308,13 +314,15 @@ def attend(
     # The export turns keys of any rank by a Reshape to rank 3.
     turned = key.reshape(-1, *key.shape[-2:]).transpose(1, 2).reshape(*key.shape[:-2], *key.shape[:-3:-1])
     scores = torch.matmul(query * root, turned * root)
-    if attn_mask is None and not is_causal and _running()[-1].adds_mask:
+    if attn_mask is None and not is_causal and _running()[-1].has_step("add"):
         # A forward may leave out a mask that hides nothing, unless it is exported.
         attn_mask = torch.ones((), dtype=torch.bool, device=query.device)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     masked = scores if attn_mask is None else scores + additive(attn_mask, scores)
-    weights = _soften(masked, None if is_causal else attn_mask)  # each row sees its first key then
+    # Each row sees its first key, unless a mask was planned for such a call.
+    is_open = is_causal and not _running()[-1].has_step("isnan")
+    weights = _soften(masked, None if is_open else attn_mask)
     return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)
 
 
@@ -354,7 +362,8 @@ def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 def _open(function: Any) -> Function:
     """Return a function of torch whose own calls reach a mode: it does not hand itself over as a whole."""
-    names = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    asked = ("has_torch_function", "has_torch_function_variadic")
+    names = function.__globals__ | dict.fromkeys(asked, lambda *tensors: False)
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
 
@@ -362,8 +371,11 @@ _weigh = _open(F.multi_head_attention_forward)
 
 
 def attend_heads(*args: Any, need_weights: bool = True, **given: Any) -> tuple[Tensor, Tensor | None]:
-    """Return `torch.nn.functional.multi_head_attention_forward`, by equal calls with and without weights."""
-    y, weights = _weigh(*args, need_weights=True, **given)
+    """Return `torch.nn.functional.multi_head_attention_forward`, with the products that were planned."""
+    block = _running()[-1]
+    if need_weights and block.has_step("scaled_dot_product_attention"):
+        raise ModelError("attention was planned without its weights; plan it by a run that asks for them")
+    y, weights = _weigh(*args, need_weights=need_weights or block.has_step("bmm"), **given)
     return y, weights if need_weights else None
 
 
@@ -410,6 +422,7 @@ _STEPS: dict[Function, tuple[Function, ...]] = {
     turn: (torch.roll, Tensor.roll, _aten.roll.default),
     invert_root: (torch.rsqrt, Tensor.rsqrt, _aten.rsqrt.default),
     gate: (F.silu, _aten.silu.default),
+    _open(F.normalize): (F.normalize,),
 }
 WRITTEN_OUT = {function: steps for steps, functions in _STEPS.items() for function in functions}
 """Steps of the functions that the export writes in several nodes."""

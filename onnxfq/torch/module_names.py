@@ -71,10 +71,10 @@ def _in_steps(call: Call, name: str) -> str:
     """Return the name of a call, which says of which function it is a step."""
     if call.outer is None:
         return name
-    function, number, _ = call.outer
+    function, number, around = call.outer
     name = _PRODUCTS.get((function, name), name)
-    if function is F.multi_head_attention_forward:  # nearly the only call of its module
-        return name
+    if F.multi_head_attention_forward in (function, getattr(around, "function", None)):
+        return name  # nearly the only call of its module
     return f"{name_of(function)}{f'_{number}' if number else ''}_{name}"
 
 
@@ -219,7 +219,7 @@ class CallNames:
         if node is None or use.input >= len(node.input):
             return None
         ends = output_names(self.prepared.proto)
-        if node.op_type == "Cast" and node.output[0] in ends:  # it gives a result its type
+        if node.op_type in ("Cast", "Identity") and node.output[0] in ends:  # for its type, or another result
             return self.find(Use("", ends.index(node.output[0])))
         name = node.input[use.input]
         rewritten = (place for reader, place in self._places_of(name) if reader not in self._nodes)

@@ -118,7 +118,9 @@ def plan_module(
     usual = None if recipe.activations is None else recipe.activations.calibrator
     formats = {p.tensor: p.spec for p in by_layers.placements}
     made = (q for p in plan.placements for q in _make(p, names, formats, usual))
-    kept = [q for q in made if not any(holder.path in alone for holder in q.holders)]
+    # An export writes these as one node each, and they read a result of a layer that is quantized.
+    own = {path for path in alone if not isinstance(module.get_submodule(path), (nn.LSTM, nn.GRU))}
+    kept = [q for q in made if not any(holder.path in own for holder in q.holders)]
     groups = _join((*plan.bridges, *copies), kept)
     groups += _quantizers_of_layers(p for p in by_layers.placements if p.uses[0].node in alone)
     quantizers, uses = _with_uses(groups)

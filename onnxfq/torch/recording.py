@@ -32,11 +32,13 @@ from onnxfq.support.records import join_lines
 from onnxfq.torch.calls import (
     ASSIGNMENTS,
     OUTPUTS,
+    WRITTEN_OUT,
     Branch,
     Call,
     CallPlace,
     Calls,
     Function,
+    attend,
     change_outputs,
     find_written,
     name_of,
@@ -227,6 +229,10 @@ def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         joined = ir.serde.deserialize_model(proto)
         optimizer.optimize_ir(joined, should_fold=_may_fold)
         proto = ir.serde.serialize_model(joined)
+    held = {node.output[0]: node.input[0] for node in proto.graph.node if node.domain == _DOMAIN}
+    replace_nodes(proto.graph, [node for node in proto.graph.node if node.domain != _DOMAIN])
+    rename_tensors(proto.graph.node, held)
+    remove_domain(proto, _DOMAIN)
     record.norms = list(edges.find_norms())
     left = edges.makers.keys() - {name for node in proto.graph.node for name in node.output}
     edges.folded |= left.intersection(constant.name for constant in proto.graph.initializer)
@@ -242,6 +248,14 @@ def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
                 record.twins[Use(node.name, slot)] = list(filter(None, others))
     record.exported = load(proto)
     return record
+
+
+def _turns_keys(place: CallPlace) -> bool:
+    """Tell whether an attention turns its keys there: the float export knows no sizes, and joins nothing."""
+    call = place.call
+    if call is None or call.outer is None or WRITTEN_OUT[call.outer.function] is not attend:
+        return False
+    return name_of(call.function) == "reshape" and call.number == 0
 
 
 def _may_fold(node: Any) -> bool | None:
@@ -399,8 +413,14 @@ def _take_out_marks(proto: Any, record: CallRecord) -> _Edges:
         read = tuple(edges.first.get(name, name) for name in node.input)
         settings = sorted(one.SerializeToString(deterministic=True) for one in node.attribute)
         edges.first[node.output[0]] = same.setdefault((node.op_type, read, *settings), node.output[0])
-    replace_nodes(proto.graph, kept)
-    remove_domain(proto, _DOMAIN)
+    nodes = []
+    for node in kept:
+        if any(map(_turns_keys, edges.ends.get((node.output[0], 0), ("", ()))[1])):
+            held = f"{_MARK}_{node.output[0]}"
+            nodes.append(make_node(_MARK, node.input[:1], [held], domain=_DOMAIN))
+            node.input[0] = held
+        nodes.append(node)
+    replace_nodes(proto.graph, nodes)
     for value in [value for value in proto.graph.value_info if value.name in marks]:
         proto.graph.value_info.remove(value)
     return edges

@@ -12,7 +12,7 @@ from dataclasses import replace
 from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.names import Use
-from onnxfq.graph.ops import DATA_MOVEMENT
+from onnxfq.graph.ops import DATA_MOVEMENT, MOVES
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.operators import place_biases, place_operands, uses_of
 from onnxfq.placement.target_policy import TargetPolicy
@@ -42,28 +42,30 @@ def with_target_form(lifted: Lifted, target: str) -> Lifted:
 
 
 def _place_moved(lifted: Lifted, policy: TargetPolicy, known: dict[str, Encoding]) -> Iterator[Placement]:
-    """Yield each result that an operator moves inside of a call, where no quantizer can stand; encode it."""
+    """Yield each tensor that an operator moves inside of a call, where no quantizer can stand; encode it."""
     placed = {use: one for one in lifted.plan.activations for use in one.uses}
+    results = {one.tensor: one for one in lifted.plan.activations}
     graph = lifted.model.graph()
-    for node in graph.nodes:
-        given, slots = placed.get(Use(node.name, 0)), policy.operators.get(node.op)
+
+    def place(given: Placement, tensor: str, uses: tuple[Use, ...], role: str = "activation") -> Placement:
+        results[tensor] = one = given.model_copy(update={"tensor": tensor, "uses": uses, "role": role})
+        known[tensor] = known[given.tensor].model_copy(update={"tensor": tensor})
+        placed.update(dict.fromkeys(uses, one))
+        return one
+
+    for node in (*reversed(graph.nodes), *graph.nodes):
+        given, slots, read = placed.get(Use(node.name, 0)), policy.operators.get(node.op), node.inputs[:1]
         if slots is None or not slots.outputs or node.op not in _MOVED:
             continue
-        if given is None:
-            results = {one.name for one in node.outputs}
-            given = next((one for one in lifted.plan.activations if one.tensor in results), None)
-            table = node.inputs[0].name
-            if given is not None and table in lifted.model.constants and table not in known:
-                # A table of words, of which the result has some rows.
-                known[table] = known[given.tensor].model_copy(update={"tensor": table})
-                yield given.model_copy(
-                    update={"tensor": table, "uses": (Use(node.name, 0),), "role": "weight"}
-                )
+        if given is not None:
+            for made in node.outputs if given.spec.granularity == PER_TENSOR else ():
+                if made.name not in known and (uses := tuple(uses_of(made, graph.outputs))):
+                    yield place(given, made.name, uses)
             continue
-        for made in node.outputs if given.spec.granularity == PER_TENSOR else ():
-            uses = tuple(uses_of(made, graph.outputs))
-            if made.name not in known and uses:
-                one = given.model_copy(update={"tensor": made.name, "uses": uses})
-                known[made.name] = known[given.tensor].model_copy(update={"tensor": made.name})
-                placed |= dict.fromkeys(uses, one)
-                yield one
+        given = next((results[one.name] for one in node.outputs if one.name in results), None)
+        if given is None or read[0].name in known:
+            continue
+        if read[0].name in lifted.model.constants:  # a table of words, of which the result has some rows
+            yield place(given, read[0].name, (Use(node.name, 0),), "weight")
+        elif node.op in MOVES and read[0].inputs:
+            yield place(given, read[0].name, tuple(uses_of(read[0], graph.outputs)))

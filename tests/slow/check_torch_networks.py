@@ -152,11 +152,6 @@ EXPECTED: dict[tuple[str, str], tuple[int, int, str]] = {
         121,
         "torch exports the pooling of channels last with a Gather, unless a quantizer stands before it",
     ),
-    ("llama", "qnn-int8"): (
-        136,
-        138,
-        "the exporter joins the Reshape that ends repeated heads of keys with the one that begins attention",
-    ),
 }
 """Numbers of both roads where they differ, and why, by network and recipe."""
 

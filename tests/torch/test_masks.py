@@ -34,6 +34,10 @@ class Attention(nn.Module):
         elif self.how == "left out":  # as libraries do where nothing is hidden
             hides = torch.compiler.is_exporting() or not kept.all()
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=kept if hides else None)
+        elif self.how == "causal":  # a mask in an export alone, as libraries give it
+            is_exported = torch.compiler.is_exporting()
+            mask = torch.ones(length, length, dtype=torch.bool).tril() if is_exported else None
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not is_exported)
         elif self.how == "by hand":
             y = (q @ k.mT / 4).masked_fill(~kept, -torch.inf).softmax(-1) @ v
         else:
@@ -56,7 +60,7 @@ def sqnr(want: torch.Tensor, got: torch.Tensor) -> float:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("hides", [True, False], ids=["hides", "hid nothing"])
-@pytest.mark.parametrize("how", ["bool", "left out", "by hand", "lowest", "infinite"])
+@pytest.mark.parametrize("how", ["bool", "left out", "by hand", "lowest", "infinite", "causal"])
 def test_masks_hide_and_leave_steps(how: str, hides: bool) -> None:
     """Hidden places stay hidden in torch and in the export, also where calibration hid none."""
     module, x, part = make(how)
