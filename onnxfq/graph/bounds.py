@@ -85,7 +85,7 @@ def bounds_of(node: onnx.NodeProto, given: Iterable[Bounds]) -> Bounds:
     if node.op_type == "Clip" and len(given) == 1:  # below opset 11 its limits are attributes
         ends = (attributes.get(name) for name in ("min", "max"))
         given = [*given, *(UNKNOWN if end is None else (end, end) for end in ends)]
-    if attributes.get("mode") == b"cubic":
+    if attributes.get("mode") == b"cubic" or {"extrapolation_value", "value"} & attributes.keys():
         return UNKNOWN
     if node.op_type == "Cast" and attributes["to"] not in FLOAT_CODES:
         return UNKNOWN

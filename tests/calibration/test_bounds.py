@@ -73,6 +73,16 @@ def test_constants_have_bounds_and_inputs_have_none() -> None:
     assert (found["m"], found["c"], found["y"]) == ((3.0, np.inf), UNKNOWN, (6.0, np.inf))
 
 
+def test_numbers_from_outside_have_no_bounds() -> None:
+    """ONNX Runtime's Resize of a Clip gives the number for places beyond the tensor, which no end holds."""
+    given = 'mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize"'
+    nodes = f"c = Clip (x, zero, six) y = Resize <{given}, extrapolation_value = 100.0> (c, roi, , sizes)"
+    arrays = ARRAYS | {"roi": np.float32([0, 0, 0, 0, 1, 1, 2, 2]), "sizes": np.int64([1, 1, 5, 5])}
+    proto = build_used(f"g (float[1,1,4,4] x) => (float[1,1,5,5] y) {{ {nodes} }}", arrays)
+    assert Session(proto, 1).run({"x": np.zeros((1, 1, 4, 4), np.float32)})[0].max() == 100.0
+    assert onnxfq.load(proto).index.bounds["y"] == UNKNOWN
+
+
 def test_modules_of_torch_get_the_same_ends() -> None:
     """Both roads have the ranges of one histogram within the same ends."""
     torch, roads = pytest.importorskip("torch"), pytest.importorskip("onnxfq.torch")
