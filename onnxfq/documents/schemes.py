@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Calibrator
-from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.choices import Equalize
 from onnxfq.documents.rounding import AUTO, RecipeRounding
 from onnxfq.errors import RecipeError, nearest
+from onnxfq.graph.bounds import KNOWN_RANGES
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import BIAS_QTYPE
 from onnxfq.numerics.spec import NumberFormat, check_dynamic

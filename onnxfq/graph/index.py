@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.names import Names
 from onnxfq.graph.node_fields import attributes_of, constant_value, input_name
@@ -17,6 +18,9 @@ from onnxfq.graph.walk import bodies, list_graphs, list_nodes
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor, None for open ones."""
+
+_MOST_BOUNDED = 1 << 16
+"""Most numbers of a constant whose ends are sought: a larger one is a weight or a table."""
 
 
 class GraphIndex:
@@ -73,6 +77,26 @@ class GraphIndex:
         """Return the axes of a reduction, from an attribute or a constant; none for all, or computed ones."""
         given = self.array(input_name(node, 1))
         return list(attributes_of(node).get("axes", ()) if given is None else given.reshape(-1).tolist())
+
+    @cached_property
+    def bounds(self) -> dict[str, Bounds]:
+        """Computed tensor -> its bounds that follow from operators and constants; else `UNKNOWN`."""
+        found: dict[str, Bounds] = {"": UNKNOWN}
+
+        def know(name: str) -> Bounds:
+            values = None if name in found else self._known(name)
+            if values is not None and values.dtype.kind == "f" and 0 < values.size <= _MOST_BOUNDED:
+                found[name] = float(values.min()), float(values.max())
+            return found.get(name, UNKNOWN)
+
+        for node in self.nodes:
+            ends = bounds_of(node, map(know, node.input))
+            for name in filter(None, node.output):
+                found[name] = ends if self._known(name) is None else know(name)
+        return found
+
+    def _known(self, name: str) -> NDArray[Any] | None:
+        return self.array(name)
 
     @cached_property
     def stored(self) -> dict[str, onnx.TensorProto]:

@@ -8,12 +8,12 @@ from typing import Any
 import onnx_graphsurgeon as gs
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
-from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.documents.schemes import ActivationScheme, WeightScheme
 from onnxfq.errors import RecipeError
+from onnxfq.graph.bounds import KNOWN_RANGES
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import (
     CONVOLUTIONS,

@@ -22,6 +22,7 @@ from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, StatisticsError
+from onnxfq.graph.bounds import UNKNOWN
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
@@ -116,7 +117,7 @@ def calibrate_plan(
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
         if p.spec.dynamic
-        else _encode_activation(replace_calibrator(p, chosen), statistics, ranges)
+        else _encode_activation(replace_calibrator(p, chosen), statistics, ranges, model)
         for p in plan.activations
     ]
     encodings = join_rotary_pairs(model, plan, encodings)
@@ -245,7 +246,7 @@ def _common_ranges(
     tensors = {tensor for group in wanted.values() for tensor in group}
     placements = {p.tensor: replace_calibrator(p, chosen) for p in plan.activations if p.tensor in tensors}
     members = {
-        name: Member(statistics[name], _calibrated_range(p, statistics), p.spec, p.calibrator.is_fixed)
+        name: Member(statistics[name], _calibrated_range(p, statistics, model), p.spec, p.calibrator.is_fixed)
         for name, p in placements.items()
     }
     members |= {p.tensor: _constant_member(model, p) for p in plan.weights if p.tensor in tensors}
@@ -263,15 +264,20 @@ def _constant_member(model: Model, placement: Placement) -> Member:
     return Member(values, placement.calibrator(values, placement.spec), placement.spec, fixed=True)
 
 
-def _calibrated_range(placement: Placement, statistics: Statistics) -> tuple[float, float]:
+def _calibrated_range(placement: Placement, statistics: Statistics, model: Model) -> tuple[float, float]:
+    """Return the range of a tensor; one that data gives ends at the bounds, as a pair that clips does."""
     try:
-        return placement.calibrator(statistics[placement.tensor], placement.spec)
+        ends = placement.calibrator(statistics[placement.tensor], placement.spec)
     except StatisticsError as error:
         raise StatisticsError(f"tensor {placement.tensor!r}: {error}") from None
+    if placement.calibrator.is_fixed:
+        return ends
+    low, high = np.clip(ends, *model.index.bounds.get(placement.tensor, UNKNOWN)).tolist()
+    return low, high
 
 
 def _encode_activation(
-    placement: Placement, statistics: Statistics, ranges: Mapping[str, tuple[float, float]]
+    placement: Placement, statistics: Statistics, ranges: Mapping[str, tuple[float, float]], model: Model
 ) -> Encoding:
     spec, name = placement.spec, placement.tensor
     if spec.equalized:
@@ -283,7 +289,7 @@ def _encode_activation(
         return _encode(placement, *choose_channel_ranges(statistics.of_channels(name), samples))
     groups = None if spec.granularity == PER_TENSOR else statistics.of_groups(name, spec.granularity)
     if groups is None:
-        return _encode(placement, *map(np.asarray, _calibrated_range(placement, statistics)))
+        return _encode(placement, *map(np.asarray, _calibrated_range(placement, statistics, model)))
     try:
         rmin, rmax = calibrate_groups(groups, spec, placement.calibrator)
     except StatisticsError as error:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from onnxfq.documents.engine_listing import EngineListing
 from onnxfq.documents.proof import CheckCoverage, Expected
+from onnxfq.support.groups import group_pairs
 from onnxfq.support.plurals import name_first
 from onnxfq.support.records import PrintedRecord, Record
 from onnxfq.support.tables import table_lines
@@ -123,7 +124,9 @@ class CheckResult(PrintedRecord):
 
     def table(self) -> str:
         """Return a line for each kind of finding, the coverage and the totals, as plain text."""
-        rows = [(like[0].severity, like[0].rule, _summed(like)) for like in _alike(self.findings)]
+        parts = ((f.severity, f.rule, _PARTICULARS.sub("", f.message)) for f in self.findings)
+        alike = group_pairs(zip(parts, self.findings, strict=True)).values()
+        rows = [(like[0].severity, like[0].rule, _summed(like)) for like in alike]
         lines = table_lines(rows) if rows else []
         counts = Counter(finding.severity for finding in self.findings)
         words = [
@@ -145,15 +148,6 @@ class CheckResult(PrintedRecord):
 def about_model(rule: str, message: str, severity: Severity = "refused") -> Finding:
     """Return a finding about the model as a whole."""
     return Finding(rule=rule, severity=severity, node="", op_type="model", message=message)
-
-
-def _alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
-    """Group the findings of one rule that differ only in names and numbers."""
-    groups: dict[tuple[str, str, str], list[Finding]] = {}
-    for found in findings:
-        words = _PARTICULARS.sub("", found.message)
-        groups.setdefault((found.severity, found.rule, words), []).append(found)
-    return list(groups.values())
 
 
 def _summed(alike: list[Finding]) -> str:

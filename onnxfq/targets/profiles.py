@@ -63,7 +63,8 @@ def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int | Range]]
         dims = list(tensor.shape.dim)
         given = shapes.get(name)
         if given is not None:
-            for end in zip(*map(_ends_of, given), strict=True):
+            ranges_given = [(size, size) if isinstance(size, int) else size for size in given]
+            for end in zip(*ranges_given, strict=True):
                 _check_dims(name, dims, end)
         ranges = [
             _range(axis, len(dims), dim, None if given is None else given[axis], named)
@@ -167,10 +168,6 @@ def check_covered(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> None:
                     f"sample {number} has {name!r} {name_sizes(shape)}, outside of {name_sizes(low)} to "
                     f"{name_sizes(high)}; widen the shapes, or give other data"
                 )
-
-
-def _ends_of(size: int | Range) -> Range:
-    return (size, size) if isinstance(size, int) else size
 
 
 def name_sizes(shape: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
+from onnxfq.graph.bounds import UNKNOWN, hull
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.torch.batchnorm import NORMS, fold, is_foldable
 from onnxfq.torch.calls import OUTPUTS, TABLE, Call, CallPlace, Function, Planned
@@ -68,6 +69,8 @@ def insert(
             masked = asked.spec.granularity == PER_TENSOR and not masks.isdisjoint(one.tensors)
             quantizer = _quantizer(asked, masked, settings).to(device)
             quantizer.target = planned.plan.target
+            if one.tensors and not asked.calibrator.is_fixed:
+                quantizer.bounds = hull([planned.bounds.get(name, UNKNOWN) for name in one.tensors])
             quantizer.masked = (planned.masked, one.tensors) if masked else None
             vars(quantizer)[_PLACED] = asked.spec, asked.calibrator
             quantizer.train(model.get_submodule(one.holders[0].path).training)

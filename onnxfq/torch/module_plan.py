@@ -18,6 +18,7 @@ from torch import nn
 from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.documents.plan import Bridge, Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.bounds import Bounds
 from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
@@ -67,12 +68,14 @@ class ModulePlan:
 
     Attributes:
         masked: tensors of the ONNX model that Softmax alone reads.
+        bounds: of its tensors, where operators and constants give them.
     """
 
     plan: Plan
     quantizers: tuple[PlacedQuantizer, ...]
     record: CallRecord
     masked: MaskedScores = field(default_factory=MaskedScores)
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
 
 def plan_by_layers(plan: Plan, module: nn.Module) -> ModulePlan:
@@ -133,8 +136,9 @@ def plan_module(
         "nodes": (*nodes, *(node for node in by_layers.nodes if node.node in alone)),
         "skipped": (*skipped, *(one for one in by_layers.skipped if one.name in alone)),
     }
-    masked = find_masked_scores(names.prepared.index)
-    return ModulePlan(by_layers.model_copy(update=changed), tuple(quantizers), record, masked)
+    index = names.prepared.index
+    masked = find_masked_scores(index)
+    return ModulePlan(by_layers.model_copy(update=changed), tuple(quantizers), record, masked, index.bounds)
 
 
 def _list_copies(names: CallNames, lost: Mapping[str, str]) -> Iterator[Bridge]:

@@ -14,6 +14,7 @@ from torch.ao.quantization.fake_quantize import FakeQuantizeBase
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.errors import SpecError, StatisticsError, nearest
+from onnxfq.graph.bounds import UNKNOWN
 from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
@@ -63,6 +64,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
             for `observer` itself. The scale is then fixed until `enable_observer` is called.
         target: name of the target that its module is quantized for; empty for a quantizer on its own.
         masked: where Softmax alone reads what it quantizes, with the names of the tensor there; else None.
+        bounds: the least and the largest value that it can get, which its range does not pass.
     """
 
     is_observing: bool
@@ -119,6 +121,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         self.overwrite: bool | None = None
         self.calibrating_observer = self.target = ""
         self.masked: tuple[MaskedScores, tuple[str, ...]] | None = None
+        self.bounds = UNKNOWN
         self._by_hand = False
         self._made = True
 
@@ -248,7 +251,7 @@ class FakeQuantize(Unscripted, QuantizerAttributes, LearnedGrid):
         if isinstance(self.observer, ExternalObserver):
             self._store(*self._observed())
             return self._ends(*self.qparams())
-        rmin, rmax = self.observer.limits()
+        rmin, rmax = (end.clamp(*self.bounds) for end in self.observer.limits())
         if not (torch.isfinite(rmin).all() and torch.isfinite(rmax).all()):
             raise StatisticsError("NaN or infinite values were observed; remove the samples that cause them")
         self._store(*self._params_of(rmin, rmax))

@@ -16,7 +16,6 @@ from onnxfq.calibration.calibrators.best_error import (
     middle_half,
 )
 from onnxfq.calibration.calibrators.grid_error import Density
-from onnxfq.calibration.calibrators.unseen import unseen
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.affine import fake_quantize
 from onnxfq.numerics.metrics import ErrorSums
@@ -89,36 +88,3 @@ def test_zeros_have_no_middle():
     """A tensor of zeros gives a range too."""
     stats = TensorStatistics.from_array(np.zeros(9, np.float32))
     assert best_error(stats, INT8) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("draw", ["normal", "exponential", "laplace"])
-@pytest.mark.parametrize("count", [40, 200, 1_000])
-def test_room_for_unseen_values_is_worth_it(draw, count):
-    """Over draws, `unseen` has less error on other values of the same kind than `best_error` and `minmax`."""
-    rng = np.random.default_rng(count)
-    spec = QuantSpec(qtype="uint8", symmetric=False)
-    methods = (unseen, best_error, METHODS["minmax"])
-    errors = np.zeros(len(methods))
-    for _ in range(100):
-        seen, other = getattr(rng, draw)(size=(2, count)).astype(np.float32)
-        stats = TensorStatistics.from_array(seen)
-        for at, method in enumerate(methods):
-            scale, zero = choose_qparams(*method(stats, spec), spec.qtype, spec.symmetric)
-            steps = np.clip(np.rint(other / scale) + zero, 0, 255)  # ONNX QuantizeLinear
-            errors[at] += ((other - (steps - float(zero)) * scale) ** 2).sum()
-    assert errors[0] < errors[1:].min()
-
-
-def test_room_for_unseen_values_has_bounds():
-    """An end at 0 stays, many values or repeated ones leave no room, and one value is taken as it is."""
-    spec = QuantSpec(qtype="uint8", symmetric=False)
-    rng = np.random.default_rng(0)
-    many = np.maximum(rng.normal(size=1_000_000), 0.0).astype(np.float32)
-    clipped = np.clip(rng.normal(size=200), -1.0, 1.0).astype(np.float32)
-    for x in (many, -many, clipped, np.float32([3.0]), np.float32([0.0])):
-        stats = TensorStatistics.from_array(x)
-        found, usual = np.asarray(unseen(stats, spec)), np.asarray(best_error(stats, spec))
-        assert (found[usual == 0.0] == 0.0).all()
-        np.testing.assert_allclose(found, usual, rtol=0.02, atol=0.0)
-    huge = unseen(TensorStatistics.from_array(np.float32([-3e38, 1.0, 3e38])), spec)
-    assert np.isfinite(huge).all()

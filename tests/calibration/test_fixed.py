@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as hnp
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.calibration.calibrators import Calibrator
-from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.graph.bounds import KNOWN_RANGES
 from onnxfq.numerics.spec import QuantSpec
 
 SPEC = QuantSpec(qtype="int8")

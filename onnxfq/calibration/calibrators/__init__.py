@@ -19,7 +19,6 @@ from onnxfq.calibration.calibrators.moving_average import average_ranges, check_
 from onnxfq.calibration.calibrators.mse import mse
 from onnxfq.calibration.calibrators.percentile import check_percent, percentile, percentile_each_end
 from onnxfq.calibration.calibrators.sqnr import sqnr
-from onnxfq.calibration.calibrators.unseen import unseen
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.data.inputs import read_only
 from onnxfq.errors import SpecError, nearest
@@ -57,7 +56,6 @@ CALIBRATORS: dict[str, CalibrationMethod] = {
     "percentile": CalibrationMethod(percentile, check_percent, "percentile:99.9"),
     "percentile_each_end": CalibrationMethod(percentile_each_end, check_percent, "percentile_each_end:99.9"),
     "sqnr": CalibrationMethod(sqnr),
-    "unseen": CalibrationMethod(unseen),
     "range": CalibrationMethod(fix_range, check_range, "range:LOW,HIGH", fixed=True),
     "known": CalibrationMethod(known, check_known, "known:OP", fixed=True),
 }

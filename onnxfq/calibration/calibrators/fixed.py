@@ -5,16 +5,8 @@ from __future__ import annotations
 from onnxfq.calibration.calibrators.method_parameters import Parameter, require_numbers, spell
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import nearest
+from onnxfq.graph.bounds import KNOWN_RANGES
 from onnxfq.numerics.spec import QuantSpec
-
-KNOWN_RANGES: dict[str, tuple[float, float]] = {
-    "HardSigmoid": (0.0, 1.0),
-    "Sigmoid": (0.0, 1.0),
-    "Softmax": (0.0, 1.0),
-    "Softsign": (-1.0, 1.0),
-    "Tanh": (-1.0, 1.0),
-}
-"""Op type -> smallest range of all possible outputs (ONNX's definitions)."""
 
 _LARGEST = 3.4028234663852886e38  # of float32
 

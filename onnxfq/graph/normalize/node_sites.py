@@ -185,6 +185,9 @@ class SiteIndex(GraphIndex):
         one, other = found
         return one if one is other or np.array_equal(one, other) else None
 
+    def _known(self, name: str) -> NDArray[Any] | None:
+        return self.value(name)
+
     def _computes(self, maker: onnx.NodeProto, tensor: str) -> bool:
         """Tell whether the inputs of the maker of `tensor` are evaluated."""
         constants, sizes = self._origins

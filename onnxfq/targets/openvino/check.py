@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
-from onnxfq.graph.normalize.node_sites import NodeSite, SiteIndex
-from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.graph.bounds import UNKNOWN
+from onnxfq.graph.normalize.node_sites import NodeSite
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.openvino.build import build_model
 from onnxfq.targets.openvino.operators import OPERATORS
@@ -51,24 +50,13 @@ def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
         lowest = np.iinfo(np.uint16 if q.qtype == TensorProto.UINT16 else np.int16).min
         begins = np.all((0 if q.zero_point is None else q.zero_point) == lowest)
         step = 0.0 if q.scale is None else float(np.max(q.scale))
-        clips = begins and _bounds(q.site.index, q.data)[0] < -step
+        clips = begins and q.site.index.bounds.get(q.data, UNKNOWN)[0] < -step
         what = "numbers below 0" if clips else "numbers beyond its range"
         message = (
             f"its pair on {q.data!r} is {q.type_name}, which OpenVINO takes out without clipping {what}; "
             "use uint8 or int8"
         )
         yield make_finding("wide-pair", "wrong" if clips else "warning", q.site, message, q.data)
-
-
-def _bounds(index: SiteIndex, tensor: str, depth: int = 8) -> Bounds:
-    """Return the bounds of a tensor that follow from the operators in front of it, over pairs."""
-    value, maker = index.value(tensor), index.maker(tensor)
-    if value is not None and value.size:
-        return float(value.min()), float(value.max())
-    if maker is None or not depth:
-        return UNKNOWN
-    given = [_bounds(index, name, depth - 1) if name else UNKNOWN for name in maker.node.input]
-    return given[0] if maker.op in QDQ_OPS else bounds_of(maker.node, given)
 
 
 def shared_zero_points(reading: CheckContext) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from onnxfq.graph.follow import is_constant, readers_behind
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, is_weighted
 from onnxfq.graph.queries import is_never_negative, producer_op
 from onnxfq.numerics.granularity import PER_TENSOR
-from onnxfq.numerics.qtypes import QType, qtype_by_name
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.targets.openvino.operators import OPERATORS, choose_operators, find_product, takes_channel_scales
@@ -220,17 +220,12 @@ def _choose_signs(placement: Placement, signed: Collection[str], joined: Collect
     return placement.model_copy(update={"spec": changed, "why": f"{placement.why}; {why}"})
 
 
-def _is_bridge(node: gs.Node, qtype: QType) -> bool:
-    """Tell whether `node` reads and writes 8 bits between pairs."""
-    return node.domain in STANDARD_DOMAINS and qtype.bits == 8 and node.op in _BRIDGES
-
-
 POLICY = TargetPolicy(
     bias="bias: added in float, to the sums in int32",
     refuses=refuse("OpenVINO", *LIMITS),
     keeps_float=lambda operands: explain((ALONE, FLOAT), operands.placements[0], operands),
     revise=_revise,
-    bridges=_is_bridge,
+    bridges=lambda node, qtype: node.domain in STANDARD_DOMAINS and qtype.bits == 8 and node.op in _BRIDGES,
     counts_bridges=True,
     operators=OPERATORS,
     channel_scales=takes_channel_scales,

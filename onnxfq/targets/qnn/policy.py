@@ -64,14 +64,10 @@ LIMITS = (
 )
 
 
-def _is_grouped(product: Product) -> bool:
-    """Tell whether the operand is the weight of a ConvTranspose in groups."""
-    return product.op == "ConvTranspose" and product.groups > 1 and product.is_weight
-
-
 def _explain_groups(product: Product) -> str:
     """Report weights of a grouped ConvTranspose with several scales, with which QNN computes other values."""
-    if not _is_grouped(product) or product.scales == "one":
+    grouped = product.op == "ConvTranspose" and product.groups > 1 and product.is_weight
+    if not grouped or product.scales == "one":
         return ""
     return (
         f"the HTP gives the scales of one group to all {product.groups} of a ConvTranspose; use granularity: "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from onnxfq.documents.proof import CheckCoverage
+from onnxfq.support.groups import group_pairs
 from onnxfq.targets.engine_figures import EngineComparison
 from onnxfq.targets.findings import CheckResult, EngineNode, Finding, Verdict, worst_first
 from onnxfq.targets.reading.context import CheckContext, Rule, read
@@ -162,10 +163,7 @@ def coverage_of(promises: Iterable[ExpectedPrecision], broken: set[str]) -> tupl
         promises: nodes with their expected precision.
         broken: names of the nodes that do not keep it.
     """
-    rows: dict[tuple[str, str], list[bool]] = {}
-    for promised in promises:
-        kept = promised.site.name not in broken
-        rows.setdefault((promised.counts_as, promised.expects), []).append(kept)
+    rows = group_pairs(((one.counts_as, one.expects), one.site.name not in broken) for one in promises)
     return tuple(
         CheckCoverage.model_validate(
             {"op_type": op, "expects": expects, "kept": sum(kept), "promised": len(kept)}

@@ -215,7 +215,7 @@ def float_types(reading: CheckContext) -> Iterator[Finding]:
             continue
         floats = {name: _float_type(site, name) for name in site.node.input if name}
         found = {code: name for name, code in floats.items() if code in FLOAT_CODES}
-        dequantized = [name for name in floats if _comes_from_pair(site, name)]
+        dequantized = [name for name in floats if getattr(site.index.maker(name), "op", "") in DEQUANTIZE_OPS]
         if len(found) > 1 and dequantized:
             all_types = ", ".join(f"{name!r} is {type_name(code)}" for code, name in found.items())
             message = f"reads different floats: {all_types}; write the scale in the type of the other inputs"
@@ -229,11 +229,6 @@ def float_types(reading: CheckContext) -> Iterator[Finding]:
                 f"its scales have two types, of {names}; TensorRT multiplies scales of one type; use one"
             )
             yield make_finding("float-types", "refused", promised.site, message)
-
-
-def _comes_from_pair(site: NodeSite, tensor: str) -> bool:
-    maker = site.index.maker(tensor)
-    return maker is not None and maker.op in DEQUANTIZE_OPS
 
 
 def _float_type(site: NodeSite, tensor: str) -> int:

@@ -36,7 +36,7 @@ def run_engine(
         feeds = list(count.over(feeds))
         shapes = cover_shapes(proto, count, {})
         # Strongly typed by default from 11 on, and always for RTX; 10 needs the option.
-        release = 11 if rtx else _release()
+        release = 11 if rtx else int(importlib.import_module("tensorrt").__version__.partition(".")[0])
         words = polygraphy_tensors(release, shapes, tensors)
         environment = os.environ | ({"POLYGRAPHY_USE_TENSORRT_RTX": "1"} if rtx else {})
         try:
@@ -70,11 +70,6 @@ def _is_only_rtx() -> bool:
     if importlib.util.find_spec("tensorrt_rtx") is None:
         raise _missing("tensorrt")
     return True
-
-
-def _release() -> int:
-    version = str(importlib.import_module("tensorrt").__version__)
-    return int(version.partition(".")[0])
 
 
 def _missing(package: str) -> RuntimeLibraryError:
