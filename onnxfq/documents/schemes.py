@@ -132,11 +132,19 @@ class CacheScheme(ActivationScheme):
 
     Attributes:
         granularity: per_tensor, or per_axis: a scale for each channel of each head. Two channels of keys that
-            rotary positions turn into each other share one.
+            rotary positions turn into each other share one, if the context turns them far.
+        calibrator: mse for 4 bits, of which the range spends most on the largest numbers; else minmax.
     """
 
     granularity: Literal["per_tensor", "per_axis"] = "per_tensor"
     calibrator: RegisteredCalibrator = MINMAX
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _usual_calibrator(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and str(fields.get("qtype")) == "int4":
+            return {"calibrator": MSE} | fields
+        return fields
 
     @pydantic.model_validator(mode="after")
     def _stored(self) -> CacheScheme:

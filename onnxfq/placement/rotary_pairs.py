@@ -1,6 +1,8 @@
-"""Scales of cached keys: two channels that positions turn into each other share one.
+"""Scales of cached keys: positions turn two channels into each other, as far as the context goes.
 
-A later position turns the larger of both into the other. Source: Su et al., RoFormer, 2021.
+Values up to a and b, turned by at most t, reach a cos t + b sin t, and a pair that turns far has the larger
+scale twice. One that the whole context turns little keeps two: a joined scale lost most of the smaller
+channel in 4 bits. Source of the turns: Su et al., RoFormer, 2021.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.node_fields import attributes_of
 
+_ALL = np.array(np.pi, np.float32)
+"""The turn of a pair whose angles are unknown."""
+
 
 def join_rotary_pairs(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> list[Encoding]:
-    """Return `encodings` with one scale for a rotary pair in caches that have a scale for each channel.
+    """Return `encodings` with scales for all positions in caches that have a scale for each channel.
 
     Args:
         model: as the target prepares it, with keys behind their rotary embedding.
@@ -39,32 +44,42 @@ def _join(encoding: Encoding, index: GraphIndex) -> Encoding:
     tensor, common = encoding.tensor, None
     if maker is not None and maker.op_type == "Sub" and maker.input[1] in index.constants:
         tensor, common = maker.input[0], index.array(maker.input[1])
-    partners = _find_partners(tensor, scales.size, index) if scales.ndim else None
+    partners, most = _find_partners(tensor, scales.size, index) if scales.ndim else (None, _ALL)
     if common is not None:
         # Positions turn the key with its mean, away from the constant.
         reach = np.abs(common) / encoding.spec.qtype.qmax
         reach = np.maximum(reach, reach[partners]) if partners is not None else reach.max()
         scales = scales + np.float32(2) * reach.astype(np.float32)
     if partners is not None:
-        scales = np.maximum(scales, scales[partners])
+        other = scales[partners]
+        turn = np.minimum(most, np.arctan2(other, scales))
+        scales = np.minimum(scales * np.cos(turn) + other * np.sin(turn), np.maximum(scales, other))
     return encoding.model_copy(update={"scale": scales})
 
 
-def _find_partners(tensor: str, channels: int, index: GraphIndex) -> NDArray[np.intp] | None:
-    """Return the partner of each channel; None for a tensor that is not rotated."""
+def _find_partners(
+    tensor: str, channels: int, index: GraphIndex
+) -> tuple[NDArray[np.intp] | None, NDArray[np.float32]]:
+    """Return the partner of each channel, None for a tensor that is not rotated, and how far it turns."""
     maker = index.makers.get(tensor)
     if maker is not None and maker.op_type == "Concat":
         maker = index.makers.get(maker.input[1])
     if maker is None:
-        return None
+        return None, _ALL
     if maker.op_type == "RotaryEmbedding":
         attrs = attributes_of(maker)
         # A cache of heads apart has the channels of one head.
         heads = attrs["num_heads"] if maker.output[0] == tensor else 1
-        return _partners(
-            channels, heads, attrs.get("rotary_embedding_dim", 0), bool(attrs.get("interleaved"))
-        )
-    return _partners(channels, 1, 0, interleaved=False) if _turns_halves(maker, index) else None
+        interleaved = bool(attrs.get("interleaved"))
+        partners = _partners(channels, heads, attrs.get("rotary_embedding_dim", 0), interleaved)
+        cos = index.array(maker.input[2])
+        if cos is None or len(cos) < 2:
+            return partners, _ALL
+        turns = np.zeros(channels // heads, np.float32)
+        of_pairs = np.arccos(np.clip(cos[1], -1, 1)) * len(cos)
+        turns[: 2 * len(of_pairs)] = np.repeat(of_pairs, 2) if interleaved else np.tile(of_pairs, 2)
+        return partners, np.tile(turns, heads)
+    return (_partners(channels, 1, 0, interleaved=False) if _turns_halves(maker, index) else None), _ALL
 
 
 def _partners(channels: int, heads: int, turned: int, interleaved: bool) -> NDArray[np.intp]:
