@@ -138,7 +138,7 @@ CACHE_ROWS = tuple(
         "genai-int8",
         {"overrides": ALONE, "cache": {"qtype": qtype, "granularity": way}},
     )
-    for qtype in ("int8", "float8e4m3fn")
+    for qtype in ("int8", "int4", "float8e4m3fn")
     for part, way in (("tensor", "per_tensor"), ("channel", "per_axis"))
 )
 
@@ -237,7 +237,8 @@ def feed(model: Path, text: np.ndarray) -> dict[str, np.ndarray]:
         if value.name not in given:
             kind = value.type.tensor_type
             dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-            given[value.name] = np.zeros((1, kind.shape.dim[1].dim_value, 0, WIDER), dtype)
+            _, heads, _, size = kind.shape.dim
+            given[value.name] = np.zeros((1, heads.dim_value, 0, size.dim_value or WIDER), dtype)
     return given
 
 

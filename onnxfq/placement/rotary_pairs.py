@@ -18,6 +18,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.node_fields import attributes_of
+from onnxfq.graph.ops import STANDARD_DOMAINS
 
 _ALL = np.array(np.pi, np.float32)
 """The turn of a pair whose angles are unknown."""
@@ -72,11 +73,13 @@ def _find_partners(
         heads = attrs["num_heads"] if maker.output[0] == tensor else 1
         interleaved = bool(attrs.get("interleaved"))
         partners = _partners(channels, heads, attrs.get("rotary_embedding_dim", 0), interleaved)
-        cos = index.array(maker.input[2])
-        if cos is None or len(cos) < 2:
+        at = 1 if maker.domain in STANDARD_DOMAINS else 2  # positions come last there
+        cos, sin = (index.array(name) for name in (*maker.input, "", "")[at : at + 2])
+        if cos is None or sin is None or cos.ndim != 2 or len(cos) < 2:
             return partners, _ALL
         turns = np.zeros(channels // heads, np.float32)
-        of_pairs = np.arccos(np.clip(cos[1], -1, 1)) * len(cos)
+        # In 16 bits the cosine of most angles is 1, and their sine is exact.
+        of_pairs = np.arctan2(sin[1], cos[1], dtype=np.float32) * len(cos)
         turns[: 2 * len(of_pairs)] = np.repeat(of_pairs, 2) if interleaved else np.tile(of_pairs, 2)
         return partners, np.tile(turns, heads)
     return (_partners(channels, 1, 0, interleaved=False) if _turns_halves(maker, index) else None), _ALL

@@ -35,15 +35,11 @@
 
 // FQ_CLONES: one copy of the function for AVX-512, one for AVX2, one for every x86-64; the loader
 // picks. GCC and glibc only; elsewhere the function is compiled once, for the target given.
-// FQ_VERSION: one of several functions of the same signature, for the instruction set named.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && \
     defined(__GLIBC__) && !defined(FQ_ONE_CLONE)
 #define FQ_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#define FQ_HAS_CLONES
-#define FQ_VERSION(name) __attribute__((target(name)))
 #else
 #define FQ_CLONES
-#define FQ_VERSION(name)
 #endif
 
 // FQ_IVDEP: iterations of the next loop do not feed each other, although input and output may be the

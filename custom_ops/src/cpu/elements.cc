@@ -1,8 +1,14 @@
 // Loops of the conversions between 16-bit elements and float32.
 #include "elements.h"
 
-#ifdef FQ_HAS_CLONES
+// FQ_VERSION: one of several functions of the same signature, for the instruction set named, where FQ_CLONES makes
+// copies for several.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__) && !defined(FQ_ONE_CLONE)
 #include <immintrin.h>
+#define FQ_HAS_VERSIONS
+#define FQ_VERSION(name) __attribute__((target(name)))
+#else
+#define FQ_VERSION(name)
 #endif
 
 namespace onnxfq {
@@ -17,7 +23,7 @@ FQ_VERSION("default") void write_float16(const float* floats, int64_t count, uin
   for (int64_t i = 0; i < count; ++i) y[i] = float16_from_float(floats[i]);
 }
 
-#ifdef FQ_HAS_CLONES
+#ifdef FQ_HAS_VERSIONS
 // The same by instructions, which compilers do not find in the arithmetic on bits.
 constexpr int64_t kEight = 8;
 
