@@ -7,9 +7,9 @@ others are scored: of 8 a tool may be a decibel better by luck. NNCF quantizes f
 where there is a Softmax. `quantize_static` with a scale for each channel quantizes for ONNX Runtime's CPU,
 and `get_qnn_qdq_config` for QNN. Both models are preprocessed by ONNX Runtime's tools. All tools have 8 bits.
 QNN needs an environment with the package onnxruntime-qnn: the emulation of the HTP is asked. The runtime says
-which products it runs in integers. For QNN other columns have onnxfq's recipe with ranges from least to
-largest value, as its quantizer has them. If onnxfq is lower by its default, their difference has an interval
-over ten draws of the weights. No time is measured.
+which products it runs in integers. onnxfq has two columns: its default, and without repair, as no peer has
+one. If the default is lower than QNN's quantizer, their difference has an interval over ten draws of the
+weights. No time is measured.
 """
 
 from __future__ import annotations
@@ -38,18 +38,16 @@ from structure_networks import STRUCTURES, structure  # noqa: E402
 
 import onnxfq  # noqa: E402
 from onnxfq.runtime.session import Session  # noqa: E402
-from onnxfq.targets.recipes import load_recipe  # noqa: E402
 from onnxfq.targets.target import BuildOptions, target_by_name  # noqa: E402
 
 PRODUCTS = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul")
 CALIBRATING, UNSEEN, DRAWS = 16, 64, 10
 T_OF_DRAWS = 2.262
 """Student's t of 95% for ten draws."""
-MINMAX, QNN = "with minmax", "get_qnn_qdq_config"
+ALONE, QNN = "repair off", "get_qnn_qdq_config"
 REMARKS = {
-    "qnn": f" The quantizer of QNN takes ranges from least to largest value, as the column `{MINMAX}` does. "
-    f"The last column has the difference of onnxfq from it in dB over {DRAWS} draws of the weights, where "
-    "onnxfq is lower by default: a mean with its 95% interval."
+    "qnn": " The last column is of networks where onnxfq is lower by default: the difference in dB over "
+    f"{DRAWS} draws of the weights, a mean with its 95% interval."
 }
 """Causes of a difference between tools, by runtime."""
 
@@ -60,13 +58,12 @@ Tool = Callable[[Path, onnx.ModelProto, list[Feed]], onnx.ModelProto]
 TYPES = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
 
 
-def by_onnxfq(target: str, **activations: str) -> Tool:
-    """Return the function that quantizes for a target by its recipe with these changes, without repair."""
-    recipe = load_recipe(f"{target}-int8").override(activations=activations)
+def by_onnxfq(target: str, **accuracy: None) -> Tool:
+    """Return the function that quantizes for a target by its recipe, with these fields of its accuracy."""
 
     def quantized(folder: Path, proto: onnx.ModelProto, feeds: list[Feed]) -> onnx.ModelProto:
-        quiet = onnxfq.AccuracyTarget(repair=None)
-        return onnxfq.quantize(proto, feeds, recipe=recipe, accuracy=quiet).qdq
+        wanted = onnxfq.AccuracyTarget(**accuracy)
+        return onnxfq.quantize(proto, feeds, recipe=f"{target}-int8", accuracy=wanted).qdq
 
     return quantized
 
@@ -150,12 +147,12 @@ def main() -> None:
     peers = {
         "onnxruntime": {"quantize_static": by_static},
         "openvino": {"NNCF": by_nncf(given.nncf)} if given.nncf else {},
-        "qnn": {MINMAX: by_onnxfq("qnn", calibrator="minmax"), QNN: by_qnn},
+        "qnn": {QNN: by_qnn},
     }
     for target, others in peers.items():
         if find_spec(PACKAGES[target]) is None or not others:
             continue
-        tools = {"onnxfq": by_onnxfq(target), **others}
+        tools = {"onnxfq": by_onnxfq(target), ALONE: by_onnxfq(target, repair=None), **others}
         rows = []
         with warnings.catch_warnings(action="ignore"):
             for name in STRUCTURES:

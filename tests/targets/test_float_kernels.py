@@ -181,6 +181,22 @@ def runs_in_integers(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> boo
     return bool(checked.coverage) and all(row.kept == row.promised for row in checked.coverage)
 
 
+@pytest.mark.parametrize("equation", ["nd,nkde->nke", "nd,nd->n", "nkde,nd->nke"])
+def test_other_einsums_stay_in_float(equation: str) -> None:
+    """ONNX Runtime has no integer kernel of an Einsum, and the plan promises none."""
+    shapes = {"n": 3, "d": 8, "k": 2, "e": 4}
+    feed = {
+        name: weights(*(shapes[c] for c in part), seed=len(name))
+        for name, part in zip(("x", "zz"), equation.split("->")[0].split(","), strict=True)
+    }
+    given = ", ".join(f"float[{','.join(map(str, one.shape))}] {name}" for name, one in feed.items())
+    proto = build(
+        f'g ({given}) => (float[] y) {{ m = Einsum <equation = "{equation}"> (x, zz) y = Tanh (m) }}'
+    )
+    with pytest.raises(onnxfq.OnnxfqError, match="Einsum 'm': ONNX Runtime multiplies an Einsum in float"):
+        onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe("onnxruntime-int8"))
+
+
 FORMS = {
     "constant on the left": "y = MatMul (w, x)",
     "constant on the left of two": "a = MatMul (w, x) y = MatMul (w, a)",
