@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from string import ascii_letters
 from typing import NamedTuple
 
 import numpy as np
@@ -74,10 +75,21 @@ class _Form(NamedTuple):
 
 def _read_form(node: gs.Node) -> _Form | None:
     """Return how an Einsum is a MatMul; None if it needs more than Transposes and Reshapes around."""
-    product = einsum_product(str(node.attrs["equation"]))
+    product = einsum_product(_spell_out(str(node.attrs["equation"]), node.inputs))
     if product is None or "." in "".join(product.operands):
         return None
     return _read_turned(product) or _read_flat(product, node.inputs)
+
+
+def _spell_out(equation: str, inputs: Sequence[gs.Tensor]) -> str:
+    """Return an equation with letters for the axes of an ellipsis that one operand of known rank has."""
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    found = [(term, given.shape) for term, given in zip(terms, inputs, strict=True) if "..." in term]
+    if len(found) != 1 or found[0][1] is None or "->" not in equation:
+        return equation
+    ((term, shape),) = found
+    free = [letter for letter in ascii_letters if letter not in equation]
+    return equation.replace("...", "".join(free[: len(shape) - len(term) + 3]))
 
 
 def _read_turned(product: MatrixProduct) -> _Form | None:

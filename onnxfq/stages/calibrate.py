@@ -22,7 +22,7 @@ from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, StatisticsError
-from onnxfq.graph.bounds import UNKNOWN
+from onnxfq.graph.bounds import UNKNOWN, hull
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
@@ -265,14 +265,16 @@ def _constant_member(model: Model, placement: Placement) -> Member:
 
 
 def _calibrated_range(placement: Placement, statistics: Statistics, model: Model) -> tuple[float, float]:
-    """Return the range of a tensor; one that data gives ends at the bounds, as a pair that clips does."""
+    """Return the range of a tensor; beyond the values that are known it ends at the bounds."""
+    seen = statistics[placement.tensor]
     try:
-        ends = placement.calibrator(statistics[placement.tensor], placement.spec)
+        ends = placement.calibrator(seen, placement.spec)
     except StatisticsError as error:
         raise StatisticsError(f"tensor {placement.tensor!r}: {error}") from None
     if placement.calibrator.is_fixed:
         return ends
-    low, high = np.clip(ends, *model.index.bounds.get(placement.tensor, UNKNOWN)).tolist()
+    bounds = model.index.bounds.get(placement.tensor, UNKNOWN)
+    low, high = np.clip(ends, *hull([bounds, (seen.rmin, seen.rmax)])).tolist()
     return low, high
 
 

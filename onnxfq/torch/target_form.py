@@ -12,7 +12,7 @@ from dataclasses import replace
 from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.names import Use
-from onnxfq.graph.ops import DATA_MOVEMENT, MOVES
+from onnxfq.graph.ops import DATA_MOVEMENT, MOVES, SIZES
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.operators import place_biases, place_operands, uses_of
 from onnxfq.placement.target_policy import TargetPolicy
@@ -68,4 +68,6 @@ def _place_moved(lifted: Lifted, policy: TargetPolicy, known: dict[str, Encoding
         if read[0].name in lifted.model.constants:  # a table of words, of which the result has some rows
             yield place(given, read[0].name, (Use(node.name, 0),), "weight")
         elif node.op in MOVES and read[0].inputs:
-            yield place(given, read[0].name, tuple(uses_of(read[0], graph.outputs)))
+            # Others than sizes read it as the module has it, in float.
+            if not [one for one in read[0].outputs if one is not node and one.op not in SIZES]:
+                yield place(given, read[0].name, tuple(uses_of(read[0], graph.outputs)))

@@ -108,4 +108,4 @@ def test_modules_of_torch_get_the_same_ends() -> None:
         module(x)
     found = list_scales(roads.get_encodings(module))
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    assert any(np.isclose(one * 65535, 2.0) for one in found)  # of the hardtanh
+    assert any(np.isclose(one * 65535, 2.0) for one in found)  # the ends of hardtanh

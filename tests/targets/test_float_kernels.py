@@ -150,6 +150,7 @@ PRODUCTS = {
     "constant to heads": ("btw,whd->bhtd", (2, 6, 16), (16, 3, 8)),
     "constant of heads": ("bthd,whd->tbw", (2, 6, 3, 8), (16, 3, 8)),
     "constant on the left of heads": ("whd,bhtd->btw", (16, 3, 8), (2, 3, 6, 8)),
+    "constant behind an ellipsis": ("...k,kn->...n", (2, 6, 16), (16, 3)),
     "heads": ("bqhd,bkhd->bhqk", (2, 6, 3, 8), (2, 5, 3, 8)),
     "values": ("bhqk,bkhd->bqhd", (2, 3, 6, 5), (2, 5, 3, 8)),
 }

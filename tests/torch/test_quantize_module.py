@@ -156,7 +156,7 @@ def test_recurrent_weights(kind, layers):
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's exporter warns of itself
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_what_recurrent_layers_read_and_return_has_pairs(kind):
-    """QNN's pairs are those of the ONNX road beside a layer that stays in float, its first state too."""
+    """QNN's pairs are the ONNX road's beside a layer in float, the first state included."""
     layer = kind(6, 5, batch_first=True)
     parts = {"first": nn.Linear(4, 6), "layer": layer, "last": nn.Linear(5, 3)}
     model = made_of(lambda self, x: self.last(self.layer(self.first(x))[0]), **parts)

@@ -46,13 +46,15 @@ def find_change(weights: Floats, moments: InputMoments, residual: Residual) -> M
     unit = np.trace(whole, axis1=1, axis2=2).max() / whole.shape[1] or 1.0
     parts = half, whole - half, cross - half
     half, rest, between = (part / unit for part in parts)
-    of_half = weights.astype(np.float32) @ between.astype(np.float32)
-    of_rest = (wanted / unit).astype(np.float32) - of_half
-    first, second = _solve(half, of_half), _solve(rest, of_rest)
-    gain = float((first * of_rest + second * of_half).sum(dtype=np.float64))
-    powers = first @ rest.astype(np.float32) * first + second @ half.astype(np.float32) * second
-    power = float(powers.sum(dtype=np.float64))
-    shared = min(max(gain, 0.0) / power, 1.0) if power > 0 else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # such weights stay without a change
+        of_half = weights.astype(np.float32) @ between.astype(np.float32)
+        of_rest = (wanted / unit).astype(np.float32) - of_half
+        first, second = _solve(half, of_half), _solve(rest, of_rest)
+        gain = float((first * of_rest + second * of_half).sum(dtype=np.float64))
+        powers = first @ rest.astype(np.float32) * first + second @ half.astype(np.float32) * second
+        power = float(powers.sum(dtype=np.float64))
+    is_known = 0 < power < np.inf and np.isfinite(gain)
+    shared = min(max(gain, 0.0) / power, 1.0) if is_known else 0.0
     return 2 * shared / (1 + shared) * change
 
 

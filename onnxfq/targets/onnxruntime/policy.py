@@ -55,7 +55,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
 
 
 def _keeps_float(operands: Operands) -> str:
-    if operands.node.op == "Einsum":  # those that are one MatMul are written so before
+    if operands.node.op == "Einsum":  # one that is a MatMul was written so before
         return "ONNX Runtime multiplies an Einsum in float; write it as a MatMul"
     for placement in operands.placements:
         if placement.spec.dynamic and operands.node.op in CONVOLUTIONS:
