@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import onnx
@@ -96,7 +97,9 @@ class GraphIndex:
         return found
 
     def _known(self, name: str) -> NDArray[Any] | None:
-        return self.array(name)
+        """Return the values of a constant that is small enough to seek its ends; a large one is not read."""
+        tensor = self.constants.get(name)
+        return None if tensor is None or prod(tensor.dims) > _MOST_BOUNDED else tensor_array(tensor)
 
     @cached_property
     def stored(self) -> dict[str, onnx.TensorProto]:

@@ -6,10 +6,13 @@ import numpy as np
 import onnx
 import pytest
 from builders import build_used, plain_quantize, weights
+from onnx import parser
+from onnx.numpy_helper import from_array, to_array
 
 import onnxfq
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.graph.bounds import UNKNOWN
+from onnxfq.graph.index import GraphIndex
 from onnxfq.runtime.session import Session
 
 ARRAYS = {"k0": weights(4, 4, 3, 3), "k1": weights(4, 4, 1, 1, seed=1), "three": np.float32(3)}
@@ -109,3 +112,21 @@ def test_modules_of_torch_get_the_same_ends() -> None:
     found = list_scales(roads.get_encodings(module))
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert any(np.isclose(one * 65535, 2.0) for one in found)  # the ends of hardtanh
+
+
+def test_a_large_constant_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of words may have gigabytes: its ends are not sought, and what reads it has no bounds."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (int64[n] i) => (float[n, 8] y)
+        <float lo = {-1}, float hi = {2}> { e = Gather (table, i) y = Clip (e, lo, hi) }"""
+    )
+    proto.graph.initializer.append(from_array(np.ones((1 << 14, 8), np.float32), "table"))
+    read: list[str] = []
+
+    def note(tensor: onnx.TensorProto) -> np.ndarray:
+        read.append(tensor.name)
+        return to_array(tensor)
+
+    monkeypatch.setattr("onnxfq.graph.index.tensor_array", note)
+    bounds = GraphIndex.of_model(proto).bounds
+    assert bounds["y"] == (-1.0, 2.0) and bounds["e"] == UNKNOWN and sorted(read) == ["hi", "lo"]
